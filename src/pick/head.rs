@@ -21,7 +21,10 @@ impl Headers {
     /// The first value of `name` (lower case) that is valid UTF-8.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.get_all(name).next()
+        self.0
+            .iter()
+            .filter(|(key, _)| &**key == name)
+            .find_map(|(_, value)| std::str::from_utf8(value).ok())
     }
 
     /// All values of `name` (lower case) that are valid UTF-8.
