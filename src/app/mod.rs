@@ -16,7 +16,6 @@ use crate::extproc::server::{self, Settings};
 use crate::fleet::Roster;
 use crate::kv::index::Index;
 use crate::load::Ledger;
-use crate::names::Endpoint;
 use crate::observe::{Observer, Sources};
 use crate::pick::{InForce, Parts, Picker};
 use crate::route::Dialect;
@@ -297,7 +296,6 @@ fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
 }
 
 fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
-    let _ = Endpoint;
     Settings {
         limits: process.limits,
         tls,
