@@ -8,3 +8,4 @@
 
 pub mod encode;
 pub mod event;
+pub mod index;
