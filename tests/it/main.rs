@@ -1,1 +1,3 @@
-//! x
+//! Black-box tests of the library.
+mod config;
+mod fleet;
