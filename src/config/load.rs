@@ -236,6 +236,13 @@ fn document<R: Shape, T>(
         report.fault(node.id, Wrong::new(kind, found));
         return (None, report.finish(text, &root));
     }
+    if let (Some(node), None, None) = (root.get("kind"), root.get("pods"), kind) {
+        report.fault(
+            node.id,
+            Wrong::new("a file of pods", format!("the kind {node}")),
+        );
+        return (None, report.finish(text, &root));
+    }
     let parsed = R::read(&root, &mut report).and_then(|raw| {
         let mut reading = Reading {
             report: &mut report,
@@ -275,8 +282,11 @@ fn look_for_files(reading: Reading<'_>) {
 
 fn tree(text: &Text) -> Result<Node, Diagnostics> {
     node::read(&text.text).map_err(|SyntaxFault { problem, place }| {
-        let mut message = format!("expected well-formed YAML, found: {problem}");
+        let mut message = format!("expected well-formed YAML, found an error: {problem}");
         let mut position = Position::WholeFile;
+        if problem.contains("more than one document") {
+            message = "expected one document, found several".to_owned();
+        }
         if let Some((line, column)) = place {
             position = Position::At { line, column };
             let indentation = text

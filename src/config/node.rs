@@ -146,25 +146,15 @@ impl fmt::Display for Node {
             Value::Null => f.write_str("null"),
             Value::Bool(value) => value.fmt(f),
             Value::Whole(value) => value.fmt(f),
-            Value::Float(value) => number(*value).fmt(f),
+            Value::Float(value) if value.is_nan() => f.write_str("NaN"),
+            Value::Float(value) if value.is_infinite() && *value < 0.0 => f.write_str("-infinity"),
+            Value::Float(value) if value.is_infinite() => f.write_str("infinity"),
+            Value::Float(value) => write!(f, "{value:?}"),
             Value::Text(text) => write!(f, "the text {}", quoted(text)),
             Value::List(_) => f.write_str("a list"),
             Value::Map(_) => f.write_str("a mapping"),
             Value::Tagged(tag) => write!(f, "a value under the tag {}", quoted(tag)),
         }
-    }
-}
-
-/// A number as one would write it in YAML.
-pub(crate) fn number(value: f64) -> String {
-    if value.is_nan() {
-        "NaN".to_owned()
-    } else if value.is_infinite() {
-        if value < 0.0 { "-infinity" } else { "infinity" }.to_owned()
-    } else if value.abs() < 1e16 {
-        value.to_string()
-    } else {
-        format!("{value:e}")
     }
 }
 

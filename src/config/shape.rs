@@ -43,6 +43,45 @@ impl<T> Field<T> {
     }
 }
 
+/// A single value. That it is not of the type `T` is not a fault yet: only the second stage knows what
+/// to call what was expected.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaf<T> {
+    pub(crate) value: Option<T>,
+    /// What stands there, for people.
+    pub(crate) found: String,
+    /// What to do about it, for people; often nothing.
+    hint: &'static str,
+}
+
+impl<T> Leaf<T> {
+    /// That this is not what was `expected`.
+    pub(crate) fn wrong(&self, expected: impl Into<String>) -> Wrong {
+        let mut expected = expected.into();
+        expected.push_str(self.hint);
+        Wrong::new(expected, self.found.clone())
+    }
+
+    /// What `parse` makes of the value, or that it is not what was `expected`.
+    pub(crate) fn parse<'a, U>(
+        &'a self,
+        expected: impl Into<String>,
+        parse: impl FnOnce(&'a T) -> Option<U>,
+    ) -> Result<U, Wrong> {
+        let value = self.value.as_ref().and_then(parse);
+        value.ok_or_else(|| self.wrong(expected))
+    }
+}
+
+/// Text.
+pub(crate) type Text = Leaf<String>;
+/// A whole number.
+pub(crate) type Whole = Leaf<i128>;
+/// Any number.
+pub(crate) type Number = Leaf<f64>;
+/// True or false.
+pub(crate) type Flag = Leaf<bool>;
+
 /// A size: a number of bytes, or text such as `16Mi`.
 #[derive(Clone, Debug)]
 pub(crate) enum Size {
@@ -53,81 +92,90 @@ pub(crate) enum Size {
 /// Either a word or a section.
 #[derive(Clone, Debug)]
 pub(crate) enum WordOr<T> {
-    Word(String),
+    Word(Text),
     Section(T),
 }
 
 /// Keys with text values, such as labels; in the order of the file.
 #[derive(Clone, Debug)]
-pub(crate) struct TextMap(pub(crate) Vec<(String, Spot<String>)>);
+pub(crate) struct TextMap(pub(crate) Vec<(Text, Spot<Text>)>);
 
 /// Whatever stands there is skipped.
 #[derive(Clone, Debug)]
 pub(crate) struct Skipped;
 
 fn mismatch<T>(node: &Node, report: &mut Report, expected: &str) -> Option<T> {
-    let mut expected = expected.to_owned();
-    if let Value::Text(text) = &node.value
-        && expected.contains("number")
-        && text.trim().parse::<f64>().is_ok()
-    {
-        expected.push_str(" without quotes");
-    }
-    if let Value::Bool(_) = node.value
-        && expected == "text"
-    {
-        // YAML 1.1 readers (kubectl among them) take a bare Off, On, No or Yes for a boolean.
-        expected.push_str(" (in quotes, if it is a word like Off)");
-    }
     report.fault(node.id, Wrong::new(expected, node.to_string()));
     None
 }
 
-impl Shape for bool {
-    fn read(node: &Node, report: &mut Report) -> Option<Self> {
-        match node.value {
+fn leaf<T>(node: &Node, value: Option<T>, hint: &'static str) -> Leaf<T> {
+    Leaf {
+        hint: if value.is_none() { hint } else { "" },
+        value,
+        found: node.to_string(),
+    }
+}
+
+/// The hint for a number that was written as text.
+fn unquote(node: &Node) -> &'static str {
+    match &node.value {
+        Value::Text(text) if text.trim().parse::<f64>().is_ok() => " without quotes",
+        _ => "",
+    }
+}
+
+impl Shape for Flag {
+    fn read(node: &Node, _: &mut Report) -> Option<Self> {
+        let value = match node.value {
             Value::Bool(value) => Some(value),
-            _ => mismatch(node, report, "true or false"),
-        }
+            _ => None,
+        };
+        Some(leaf(node, value, ""))
     }
 }
 
-impl Shape for i128 {
-    fn read(node: &Node, report: &mut Report) -> Option<Self> {
-        match node.value {
+impl Shape for Whole {
+    fn read(node: &Node, _: &mut Report) -> Option<Self> {
+        let value = match node.value {
             Value::Whole(value) => Some(value),
-            _ => mismatch(node, report, "a whole number"),
-        }
+            _ => None,
+        };
+        Some(leaf(node, value, unquote(node)))
     }
 }
 
-impl Shape for f64 {
-    fn read(node: &Node, report: &mut Report) -> Option<Self> {
-        match node.value {
-            #[allow(clippy::cast_precision_loss)]
+impl Shape for Number {
+    fn read(node: &Node, _: &mut Report) -> Option<Self> {
+        let value = match node.value {
+            #[allow(clippy::cast_precision_loss)] // Far above every range that a number is held to.
             Value::Whole(value) => Some(value as f64),
             Value::Float(value) => Some(value),
-            _ => mismatch(node, report, "a number"),
-        }
+            _ => None,
+        };
+        Some(leaf(node, value, unquote(node)))
     }
 }
 
-impl Shape for String {
-    fn read(node: &Node, report: &mut Report) -> Option<Self> {
-        match &node.value {
-            Value::Text(text) => Some(text.to_string()),
-            _ => mismatch(node, report, "text"),
-        }
+impl Shape for Text {
+    fn read(node: &Node, _: &mut Report) -> Option<Self> {
+        let (value, hint) = match &node.value {
+            Value::Text(text) => (Some(text.to_string()), ""),
+            Value::Whole(_) | Value::Float(_) => (None, " (as text: in quotes)"),
+            _ => (None, ""),
+        };
+        Some(leaf(node, value, hint))
     }
 }
 
-impl Shape for Size {
-    fn read(node: &Node, report: &mut Report) -> Option<Self> {
-        match &node.value {
+impl Shape for Leaf<Size> {
+    fn read(node: &Node, _: &mut Report) -> Option<Self> {
+        let value = match &node.value {
             Value::Whole(value) => Some(Size::Bytes(*value)),
             Value::Text(text) => Some(Size::Text(text.to_string())),
-            _ => mismatch(node, report, "a number of bytes, or a size such as 16Mi"),
-        }
+            _ => None,
+        };
+        Some(leaf(node, value, ""))
     }
 }
 
@@ -140,8 +188,8 @@ impl Shape for Skipped {
 impl<T: Shape> Shape for WordOr<T> {
     fn read(node: &Node, report: &mut Report) -> Option<Self> {
         match &node.value {
-            Value::Text(text) => Some(WordOr::Word(text.to_string())),
-            _ => T::read(node, report).map(WordOr::Section),
+            Value::Map(_) => T::read(node, report).map(WordOr::Section),
+            _ => Text::read(node, report).map(WordOr::Word),
         }
     }
 }
@@ -166,17 +214,19 @@ impl Shape for TextMap {
             return mismatch(node, report, "a mapping");
         };
         report_duplicates(entries, report);
-        Some(TextMap(
-            entries
-                .iter()
-                .filter_map(|entry| {
-                    String::read(&entry.node, report).map(|value| {
-                        let at = entry.node.id;
-                        (entry.key.to_string(), Spot { at, value })
-                    })
-                })
-                .collect(),
-        ))
+        let mut texts = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let key = Leaf {
+                value: Some(entry.key.to_string()),
+                found: format!("the key {}", quoted(&entry.key)),
+                hint: "",
+            };
+            if let Some(value) = Text::read(&entry.node, report) {
+                let at = entry.node.id;
+                texts.push((key, Spot { at, value }));
+            }
+        }
+        Some(TextMap(texts))
     }
 }
 
@@ -190,7 +240,11 @@ pub(crate) fn section<'a>(
         return mismatch(
             node,
             report,
-            &format!("a mapping with the keys {}", keys.join(", ")),
+            &format!(
+                "a mapping with the {} {}",
+                plural("key", keys),
+                keys.join(", ")
+            ),
         );
     };
     report_duplicates(entries, report);
@@ -198,13 +252,19 @@ pub(crate) fn section<'a>(
         if !keys.contains(&&*entry.key) {
             let expected = match nearest(&entry.key, keys) {
                 Some(key) => format!("a known key, such as {key}"),
-                None => format!("one of {}", keys.join(", ")),
+                None if keys.len() == 1 => format!("the key {}", keys.concat()),
+                None => format!("one of the keys {}", keys.join(", ")),
             };
             let found = format!("the unknown key {}", quoted(&entry.key));
             report.fault(entry.id, Wrong::new(expected, found));
         }
     }
     Some(entries)
+}
+
+fn plural(noun: &str, of: &[&str]) -> String {
+    let ending = if of.len() == 1 { "" } else { "s" };
+    format!("{noun}{ending}")
 }
 
 fn report_duplicates(entries: &[Entry], report: &mut Report) {
@@ -229,7 +289,8 @@ pub(crate) fn field<T: Shape>(entries: &[Entry], key: &str, report: &mut Report)
     }
 }
 
-/// The known word that `word` was probably meant to be: at most a third of it mistyped.
+/// The known word that `word` was probably meant to be: the start of one, or at most a quarter of it
+/// mistyped (a third, of a long one).
 pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     const LONGEST: usize = 64;
     if LONGEST < word.len() {
@@ -246,10 +307,14 @@ pub(crate) fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
         .iter()
         .map(|&candidate| {
             let meant = plain(candidate);
-            (distance(&typed, &meant), meant.len(), candidate)
+            let near = distance(&typed, &meant);
+            let part = if meant.len() < 12 { 4 } else { 3 };
+            let start =
+                3 <= typed.len() && (meant.starts_with(&typed) || typed.starts_with(&meant));
+            (start || near * part <= meant.len(), near, candidate)
         })
-        .filter(|(distance, length, _)| distance * 3 <= (*length).max(3))
-        .min_by_key(|(distance, ..)| *distance)
+        .filter(|(close, ..)| *close)
+        .min_by_key(|(_, near, _)| *near)
         .map(|(.., candidate)| candidate)
 }
 

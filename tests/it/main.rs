@@ -14,3 +14,6 @@ mod decide_ledger;
 /// What must hold for every snapshot.
 mod decide_properties;
 mod prompt_golden;
+//! Black-box tests of the library.
+mod config;
+mod fleet;

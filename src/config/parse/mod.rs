@@ -14,7 +14,7 @@ pub(crate) mod values;
 
 use crate::config::diagnostic::{Report, Wrong};
 use crate::config::node::NodeId;
-use crate::config::shape::{Field, Spot};
+use crate::config::shape::{Field, Spot, Text};
 use std::path::{Path, PathBuf};
 
 /// The API version of every file of ours.
@@ -94,8 +94,8 @@ impl Reading<'_> {
     }
 
     /// The path in `field`, made independent of this document, and noted to be looked for.
-    fn file(&mut self, field: &Field<String>) -> Option<PathBuf> {
-        let path = self.optional(field, |text| values::path(text))?;
+    fn file(&mut self, field: &Field<Text>) -> Option<PathBuf> {
+        let path = self.optional(field, values::path)?;
         let path = self.folder.join(path);
         if let Some(spot) = field.given() {
             self.named.push((spot.at, path.clone()));
@@ -110,19 +110,12 @@ impl Reading<'_> {
         }
     }
 
-    /// Demands the API version, and the kind, which [`crate::config::load`] has looked at already.
-    fn version(
-        &mut self,
-        api_version: &Field<String>,
-        kind: &Field<String>,
-        root: NodeId,
-        name: &str,
-    ) {
-        self.required(api_version, (root, "apiVersion"), API_VERSION, |text| {
-            values::exactly(text, API_VERSION)
+    /// Demands the API version, and the kind `name`.
+    fn version(&mut self, api_version: &Field<Text>, kind: &Field<Text>, root: NodeId, name: &str) {
+        let word = |leaf: &Text, word| values::word(leaf, &[(word, ())]);
+        self.required(api_version, (root, "apiVersion"), API_VERSION, |leaf| {
+            word(leaf, API_VERSION)
         });
-        self.required(kind, (root, "kind"), name, |text| {
-            values::exactly(text, name)
-        });
+        self.required(kind, (root, "kind"), name, |leaf| word(leaf, name));
     }
 }

@@ -5,10 +5,10 @@
 //! Invariant: names and addresses are unique.
 
 use crate::config::diagnostic::Wrong;
-use crate::config::node::{NodeId, quoted};
+use crate::config::node::NodeId;
 use crate::config::parse::{Reading, values};
 use crate::config::raw;
-use crate::config::shape::{Field, Spot, WordOr};
+use crate::config::shape::{Field, Spot, Text, Whole, WordOr};
 use crate::decide::snapshot::{LocalPrefill, Role};
 use crate::fleet::{KvEventsSpec, MAX_PODS, PodSpec, Probe};
 use crate::names::{Endpoint, ModelName};
@@ -67,7 +67,7 @@ struct Seen {
 fn pod(raw: &raw::Pod, seen: &mut Seen, reading: &mut Reading<'_>) -> Option<PodSpec> {
     let name = reading.required(&raw.name, (raw.at, "name"), "the name of the pod", |text| {
         let name = values::name(text)?;
-        unique(seen.names.insert(Arc::clone(&name)), "name", text)?;
+        unique(seen.names.insert(Arc::clone(&name)), "a name", text)?;
         Ok(name)
     });
     let endpoint = reading.required(
@@ -76,7 +76,7 @@ fn pod(raw: &raw::Pod, seen: &mut Seen, reading: &mut Reading<'_>) -> Option<Pod
         "an address such as 10.0.0.7:8000",
         |text| {
             let endpoint = values::endpoint(text)?;
-            unique(seen.endpoints.insert(endpoint), "address", text)?;
+            unique(seen.endpoints.insert(endpoint), "an address", text)?;
             Ok(endpoint)
         },
     );
@@ -102,7 +102,7 @@ fn pod(raw: &raw::Pod, seen: &mut Seen, reading: &mut Reading<'_>) -> Option<Pod
         let why = "the pod does not decode";
         reading.no_effect(&raw.local_prefill, why);
     }
-    let model = |text: &String| values::name(text).map(ModelName);
+    let model = |text: &Text| values::name(text).map(ModelName);
     let models = reading.each(&raw.models, model);
     let adapters = reading.each(&raw.adapters, model);
     let kv_events = kv_events(&raw.kv_events, reading);
@@ -126,23 +126,23 @@ fn pod(raw: &raw::Pod, seen: &mut Seen, reading: &mut Reading<'_>) -> Option<Pod
     })
 }
 
-fn unique(new: bool, what: &str, text: &str) -> Result<(), Wrong> {
+fn unique(new: bool, what: &str, text: &Text) -> Result<(), Wrong> {
     if new {
         return Ok(());
     }
     Err(Wrong::new(
-        format!("a {what} that no other pod has"),
-        format!("{} a second time", quoted(text)),
+        format!("{what} that no other pod has"),
+        format!("{} a second time", text.found),
     ))
 }
 
 fn kv_events(raw: &Field<raw::KvEvents>, reading: &mut Reading<'_>) -> Option<KvEventsSpec> {
     let Spot { value: raw, .. } = raw.given()?;
-    let address = |text: &String| values::zmq_endpoint(text);
+    let address = |text: &Text| values::zmq_endpoint(text);
     let expected = "an address such as tcp://10.0.0.7:5557";
     let events = reading.required(&raw.address, (raw.at, "address"), expected, address);
     let replay = reading.optional(&raw.replay, address);
-    let topic = reading.or(&raw.topic, Arc::from(""), |text| values::label(text));
+    let topic = reading.or(&raw.topic, Arc::from(""), values::label);
     Some(KvEventsSpec {
         events: events?,
         replay,
@@ -163,19 +163,19 @@ fn capacity(raw: &Field<raw::Capacity>, reading: &mut Reading<'_>) -> Sizes {
     };
     Sizes {
         kv_blocks: reading.optional(&raw.kv_blocks, |value| {
-            values::whole(*value, 1, u32::MAX.into()).map(Blocks)
+            values::whole(value, 1, u32::MAX.into()).map(Blocks)
         }),
         prefill_tokens: reading.optional(&raw.prefill_tokens, |value| {
-            values::whole(*value, 1, 1 << 40).map(Tokens)
+            values::whole(value, 1, values::MOST_TOKENS).map(Tokens)
         }),
         block_size: block_size(&raw.block_size, reading),
     }
 }
 
 /// Tokens per KV block.
-pub(crate) fn block_size(raw: &Field<i128>, reading: &mut Reading<'_>) -> Option<BlockSize> {
+pub(crate) fn block_size(raw: &Field<Whole>, reading: &mut Reading<'_>) -> Option<BlockSize> {
     reading
-        .optional(raw, |value| values::whole(*value, 1, LARGEST_BLOCK))
+        .optional(raw, |value| values::whole(value, 1, LARGEST_BLOCK))
         .and_then(BlockSize::new)
 }
 
@@ -189,9 +189,7 @@ fn probe(raw: &Field<WordOr<raw::Probe>>, reading: &mut Reading<'_>) -> Probe {
             return reading.or(raw, Probe::Off, off);
         }
         Some(WordOr::Section(section)) => {
-            reading.or(&section.path, Arc::from(METRICS_PATH), |text| {
-                values::url_path(text)
-            })
+            reading.or(&section.path, Arc::from(METRICS_PATH), values::url_path)
         }
         None => Arc::from(METRICS_PATH),
     };

@@ -4,10 +4,11 @@
 //! Never here: what a threshold does (`decide`).
 //! Invariant: the rules are not empty and the last one matches everything.
 
-use crate::config::parse::values::{self, LARGEST_FACTOR};
+use crate::config::diagnostic::Wrong;
+use crate::config::parse::values::{self, LARGEST_FACTOR, MOST_TOKENS};
 use crate::config::parse::{Reading, policy_lint};
 use crate::config::raw;
-use crate::config::shape::{Field, Spot};
+use crate::config::shape::{Field, Number, Spot, Text, Whole};
 use crate::config::{Handoff, Shadow, TargetRef};
 use crate::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, PrefillBusy, Rule,
@@ -33,8 +34,6 @@ const TRUST: [CapacitySource; 2] = [CapacitySource::Reported, CapacitySource::Co
 const SESSION_HEADER: &str = "x-session-id";
 /// `sessionAffinity.ttl` when absent.
 const SESSION_TTL: Duration = Duration::from_secs(300);
-/// The largest token threshold.
-const MOST_TOKENS: i128 = 1 << 40;
 
 /// The five bypass types, by what they look at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +89,7 @@ pub(crate) fn document(raw: &raw::Policy, reading: &mut Reading<'_>) -> Option<S
             &meta.value.name,
             (meta.value.at, "name"),
             "the name of the policy",
-            |text| values::object_name(text),
+            values::object_name,
         ),
         Field::Faulty => None,
         Field::Absent => {
@@ -112,7 +111,6 @@ pub(crate) fn document(raw: &raw::Policy, reading: &mut Reading<'_>) -> Option<S
 
 /// Reads the `spec` of the policy called `name`.
 pub(crate) fn spec(raw: &raw::PolicySpec, name: Arc<str>, reading: &mut Reading<'_>) -> Spec {
-    policy_lint::rules(raw, reading);
     let policy = Policy {
         name,
         generation: 1,
@@ -144,6 +142,7 @@ fn rules(raw: &raw::PolicySpec, reading: &mut Reading<'_>) -> Vec<Rule> {
         }
         Field::Absent | Field::Faulty => Vec::new(),
     };
+    policy_lint::rules(&raw.rules, raw.at, &rules, reading);
     if rules
         .last()
         .is_none_or(|rule| rule.matches != Match::default())
@@ -190,16 +189,16 @@ fn matches(raw: &Field<raw::Match>, reading: &mut Reading<'_>) -> Match {
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return Match::default();
     };
-    let mut models = reading.each(&raw.models, |text| values::model_pattern(text));
+    let mut models = reading.each(&raw.models, values::model_pattern);
     if models.iter().any(|pattern| &**pattern == "*") {
         models.clear();
     }
     Match {
         models,
-        policy_classes: reading.each(&raw.policy_classes, |text| values::name(text)),
+        policy_classes: reading.each(&raw.policy_classes, values::name),
         min_priority: reading
             .optional(&raw.min_priority, |value| {
-                values::whole(*value, i32::MIN.into(), i32::MAX.into())
+                values::whole(value, i32::MIN.into(), i32::MAX.into())
             })
             .filter(|priority| *priority != i32::MIN),
     }
@@ -208,7 +207,7 @@ fn matches(raw: &Field<raw::Match>, reading: &mut Reading<'_>) -> Match {
 fn bypass(raw: &raw::Bypass, reading: &mut Reading<'_>) -> Bypass {
     let isl = isl_bound(raw, reading);
     let busy = reading.optional(&raw.prefill_busy_threshold, |value| {
-        values::ratio(*value, LARGEST_FACTOR)
+        values::ratio(value, LARGEST_FACTOR)
     });
     let expected = "Never, Always, IslBounding, PrefillLoad or IslOrLoad";
     let kind = reading.required(&raw.kind, (raw.at, "type"), expected, |text| {
@@ -240,13 +239,13 @@ fn bypass(raw: &raw::Bypass, reading: &mut Reading<'_>) -> Bypass {
 }
 
 fn isl_bound(raw: &raw::Bypass, reading: &mut Reading<'_>) -> IslBound {
-    let tokens = |value: &i128| values::whole(*value, 0, MOST_TOKENS).map(Tokens);
+    let tokens = |value: &Whole| values::whole(value, 0, MOST_TOKENS).map(Tokens);
     IslBound {
         threshold: reading.or(&raw.isl_threshold, ISL_THRESHOLD, tokens),
         ratio: reading.or(
             &raw.isl_ratio_threshold,
             ratio(ISL_RATIO_THRESHOLD),
-            |value| values::ratio(*value, 1.0),
+            |value| values::ratio(value, 1.0),
         ),
         cold_bypass_below: reading.or(&raw.cold_bypass_below, COLD_BYPASS_BELOW, tokens),
         tier_credit: reading.or(&raw.tier_credit, TierCredit::Full, |text| {
@@ -276,16 +275,15 @@ fn gate(raw: &raw::Bypass, reading: &mut Reading<'_>) -> DecodeGate {
     match &raw.trust_capacity {
         Field::Given(list) if list.value.is_empty() => {
             let expected = "at least one of Reported, Configured and Assumed";
-            reading.report.fault(
-                list.at,
-                crate::config::diagnostic::Wrong::new(expected, "an empty list"),
-            );
+            reading
+                .report
+                .fault(list.at, Wrong::new(expected, "an empty list"));
         }
         Field::Given(_) => {}
         Field::Absent | Field::Faulty => trust.extend(TRUST),
     }
     let threshold = reading.optional(&raw.decode_busy_threshold, |value| {
-        values::ratio(*value, LARGEST_FACTOR)
+        values::ratio(value, LARGEST_FACTOR)
     });
     match threshold {
         Some(threshold) => DecodeGate::On { threshold, trust },
@@ -298,9 +296,9 @@ fn scoring(raw: &Field<raw::Scoring>, reading: &mut Reading<'_>) -> Scoring {
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return default;
     };
-    let factor = |value: &f64| values::ratio(*value, LARGEST_FACTOR);
+    let factor = |value: &Number| values::ratio(value, LARGEST_FACTOR);
     // Above 1, blocks in a slow tier would count for more than the prompt.
-    let share = |value: &f64| values::ratio(*value, 1.0);
+    let share = |value: &Number| values::ratio(value, 1.0);
     Scoring {
         overlap_credit: reading.or(&raw.overlap_credit, default.overlap_credit, factor),
         host_tier: reading.or(&raw.host_tier, default.host_tier, share),
@@ -323,10 +321,8 @@ fn session_affinity(
         return SessionAffinity::Off;
     };
     let key = SessionKey {
-        header: reading.or(&raw.header, Arc::from(SESSION_HEADER), |text| {
-            values::header(text)
-        }),
-        ttl: reading.or(&raw.ttl, SESSION_TTL, |text| values::duration(text)),
+        header: reading.or(&raw.header, Arc::from(SESSION_HEADER), values::header),
+        ttl: reading.or(&raw.ttl, SESSION_TTL, values::duration),
     };
     let modes = [
         ("Off", SessionAffinity::Off),
@@ -369,7 +365,7 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
     reading
         .report
         .warn(*at, "has no effect: shadow policies are not evaluated yet");
-    let name = reading.optional(&raw.name, |text| values::object_name(text));
+    let name = reading.optional(&raw.name, values::object_name);
     let file = reading.file(&raw.file);
     match (&raw.name, &raw.file) {
         (Field::Absent, Field::Absent) | (Field::Given(_), Field::Given(_)) => {
@@ -377,10 +373,9 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
                 Field::Given(_) => "both",
                 _ => "neither",
             };
-            reading.report.fault(
-                *at,
-                crate::config::diagnostic::Wrong::new("either a name or a file", found),
-            );
+            reading
+                .report
+                .fault(*at, Wrong::new("either a name or a file", found));
         }
         _ => {}
     }
@@ -393,14 +388,14 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
 
 fn target(raw: &Field<raw::TargetRef>, reading: &mut Reading<'_>) -> Option<TargetRef> {
     let Spot { value: raw, .. } = raw.given()?;
-    let text = |text: &String| values::name(text);
-    let group = reading.or(&raw.group, Arc::from(""), |text| values::label(text));
+    let text = |text: &Text| values::name(text);
+    let group = reading.or(&raw.group, Arc::from(""), values::label);
     let kind = reading.required(&raw.kind, (raw.at, "kind"), "the kind of an object", text);
     let name = reading.required(
         &raw.name,
         (raw.at, "name"),
         "the name of an object",
-        |text| values::object_name(text),
+        values::object_name,
     );
     Some(TargetRef {
         group,

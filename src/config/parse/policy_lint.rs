@@ -4,71 +4,61 @@
 //! Never here: faults.
 //! Invariant: nothing here changes what a policy does.
 
+use crate::config::node::NodeId;
 use crate::config::parse::Reading;
 use crate::config::parse::policy::Kind;
 use crate::config::raw;
-use crate::config::shape::{Field, Spot};
+use crate::config::shape::{Field, Number, Spot};
+use crate::decide::policy::{Match, Rule};
 
-/// Rules that no request can reach, and a policy without rules.
-pub(crate) fn rules(raw: &raw::PolicySpec, reading: &mut Reading<'_>) {
-    let rules = match &raw.rules {
-        Field::Given(list) if !list.value.is_empty() => &list.value,
-        Field::Given(list) => {
-            let message = "no rule: remote prefill is never skipped";
-            reading.report.warn(list.at, message);
-            return;
-        }
-        Field::Absent => {
-            let message = "no rule under rules: remote prefill is never skipped";
-            reading.report.warn(raw.at, message);
-            return;
-        }
+/// Rules that no request can reach, and a policy without rules, whose spec is `at`.
+pub(crate) fn rules(
+    raw: &Field<Vec<Spot<raw::Rule>>>,
+    at: NodeId,
+    rules: &[Rule],
+    reading: &mut Reading<'_>,
+) {
+    let spots = match raw {
+        Field::Given(list) => &list.value,
+        Field::Absent => &Vec::new(),
         Field::Faulty => return,
     };
-    for (index, rule) in rules.iter().enumerate() {
+    if spots.is_empty() {
+        let at = raw.given().map_or(at, |list| list.at);
+        let message = "without rules, remote prefill is never skipped";
+        reading.report.warn(at, message);
+    }
+    for (index, (rule, spot)) in rules.iter().zip(spots).enumerate() {
         let earlier = rules[..index]
             .iter()
-            .position(|earlier| covers(&earlier.value, &rule.value));
+            .position(|earlier| covers(&earlier.matches, &rule.matches));
         if let Some(earlier) = earlier {
-            let message = format!(
-                "is never reached: rule {earlier} matches every request that this one does"
-            );
-            reading.report.warn(rule.at, message);
+            let message =
+                format!("is never reached: rules[{earlier}] matches all that this one does");
+            reading.report.warn(spot.at, message);
         }
     }
 }
 
 /// Whether `wide` matches every request that `narrow` does.
-fn covers(wide: &raw::Rule, narrow: &raw::Rule) -> bool {
-    let Some(Spot { value: wide, .. }) = wide.matches.given() else {
-        return matches!(wide.matches, Field::Absent);
-    };
-    let narrow = narrow.matches.given().map(|spot| &spot.value);
-    let models = texts(&wide.models);
-    let classes = texts(&wide.policy_classes);
-    let narrow_models = narrow.map_or(Vec::new(), |narrow| texts(&narrow.models));
-    let narrow_classes = narrow.map_or(Vec::new(), |narrow| texts(&narrow.policy_classes));
-    let priority = wide.min_priority.given().map(|spot| spot.value);
-    let narrow_priority = narrow.and_then(|narrow| narrow.min_priority.given());
-
-    let models_cover = models.is_empty()
-        || models.contains(&"*")
-        || (!narrow_models.is_empty()
-            && narrow_models
+fn covers(wide: &Match, narrow: &Match) -> bool {
+    let models = wide.models.is_empty()
+        || (!narrow.models.is_empty()
+            && narrow.models.iter().all(|narrow| {
+                let mut wide = wide.models.iter();
+                wide.any(|wide| pattern_covers(wide, narrow))
+            }));
+    let classes = wide.policy_classes.is_empty()
+        || (!narrow.policy_classes.is_empty()
+            && narrow
+                .policy_classes
                 .iter()
-                .all(|narrow| models.iter().any(|wide| pattern_covers(wide, narrow))));
-    let classes_cover = classes.is_empty()
-        || (!narrow_classes.is_empty()
-            && narrow_classes.iter().all(|narrow| classes.contains(narrow)));
-    let priority_covers =
-        priority.is_none_or(|wide| narrow_priority.is_some_and(|narrow| wide <= narrow.value));
-    models_cover && classes_cover && priority_covers
-}
-
-fn texts(field: &Field<Vec<Spot<String>>>) -> Vec<&str> {
-    field.given().map_or(Vec::new(), |list| {
-        list.value.iter().map(|spot| spot.value.as_str()).collect()
-    })
+                .all(|class| wide.policy_classes.contains(class)));
+    let priority = wide.min_priority.is_none_or(|wide| {
+        let narrow = narrow.min_priority;
+        narrow.is_some_and(|narrow| wide <= narrow)
+    });
+    models && classes && priority
 }
 
 fn pattern_covers(wide: &str, narrow: &str) -> bool {
@@ -83,7 +73,18 @@ fn pattern_covers(wide: &str, narrow: &str) -> bool {
 
 /// Keys that the bypass type does not look at, and thresholds that decide once and for all.
 pub(crate) fn bypass(raw: &raw::Bypass, kind: Kind, reading: &mut Reading<'_>) {
-    if !kind.bounds_isl() {
+    if kind.bounds_isl() {
+        // Both comparisons are strict, and nothing is below 0.
+        let tokens = raw.isl_threshold.given();
+        if let Some(spot) = tokens.filter(|spot| spot.value.value == Some(0)) {
+            let message = "no prompt has fewer than 0 net-new tokens, so none bypasses by them";
+            reading.report.warn(spot.at, message);
+        }
+        if let Some(spot) = zero(&raw.isl_ratio_threshold) {
+            let message = "no share of net-new tokens is below 0, so none bypasses by it";
+            reading.report.warn(spot.at, message);
+        }
+    } else {
         let why = format!("the type {} does not look at net-new tokens", kind.word());
         reading.no_effect(&raw.isl_threshold, &why);
         reading.no_effect(&raw.isl_ratio_threshold, &why);
@@ -101,29 +102,12 @@ pub(crate) fn bypass(raw: &raw::Bypass, kind: Kind, reading: &mut Reading<'_>) {
     } else if let Field::Absent = raw.decode_busy_threshold {
         let why = "there is no decodeBusyThreshold, so no gate";
         reading.no_effect(&raw.trust_capacity, why);
-    }
-    if kind.bounds_isl() {
-        // Both comparisons are strict, so nothing is below 0.
-        if let Some(spot) = raw.isl_threshold.given().filter(|spot| spot.value == 0) {
-            let message = "no prompt has fewer than 0 net-new tokens, so none bypasses by them";
-            reading.report.warn(spot.at, message);
-        }
-        if let Some(spot) = raw
-            .isl_ratio_threshold
-            .given()
-            .filter(|spot| spot.value == 0.0)
-        {
-            let message = "no share of net-new tokens is below 0, so none bypasses by it";
-            reading.report.warn(spot.at, message);
-        }
-    }
-    if kind != Kind::Never
-        && let Some(spot) = raw
-            .decode_busy_threshold
-            .given()
-            .filter(|spot| spot.value == 0.0)
-    {
+    } else if let Some(spot) = zero(&raw.decode_busy_threshold) {
         let message = "every decode pod that takes a request is above 0, so nothing bypasses";
         reading.report.warn(spot.at, message);
     }
+}
+
+fn zero(field: &Field<Number>) -> Option<&Spot<Number>> {
+    field.given().filter(|spot| spot.value.value == Some(0.0))
 }

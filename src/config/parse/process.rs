@@ -5,18 +5,18 @@
 //! Invariant: the listening addresses differ, and model names, aliases and adapters name one thing each.
 
 use crate::config::diagnostic::Wrong;
-use crate::config::node::{NodeId, quoted};
+use crate::config::node::NodeId;
 use crate::config::parse::{Reading, pods, policy, values};
 use crate::config::process::{
     DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
     Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
-use crate::config::shape::{Field, Spot};
+use crate::config::shape::{Field, Spot, Text, Whole};
 use crate::fleet::PodSpec;
 use crate::names::ModelName;
 use crate::units::Ratio;
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +125,7 @@ fn listen(raw: &Field<raw::Listen>, reading: &mut Reading<'_>) -> Listen {
     let Some(Spot { at, value: raw }) = raw.given() else {
         return listen;
     };
-    let address = |text: &String| values::listen_address(text);
+    let address = |text: &Text| values::listen_address(text);
     listen.ext_proc = reading.or(&raw.ext_proc, listen.ext_proc, address);
     listen.health = reading.or(&raw.health, listen.health, address);
     listen.admin = reading.or(&raw.admin, listen.admin, address);
@@ -206,12 +206,12 @@ fn limits(raw: &Field<raw::Limits>, reading: &mut Reading<'_>) -> Limits {
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return limits;
     };
-    let time = |text: &String| values::duration(text);
+    let time = |text: &Text| values::duration(text);
     limits.request_bytes = reading.or(&raw.request_bytes, limits.request_bytes, |size| {
         values::bytes(size, 1 << 10, 1 << 30)
     });
     limits.in_flight = reading.or(&raw.in_flight, limits.in_flight, |value| {
-        values::whole(*value, 1, 1_000_000)
+        values::whole(value, 1, 1_000_000)
     });
     limits.body_timeout = reading.or(&raw.body_timeout, limits.body_timeout, time);
     limits.decision_timeout = reading.or(&raw.decision_timeout, limits.decision_timeout, time);
@@ -220,7 +220,7 @@ fn limits(raw: &Field<raw::Limits>, reading: &mut Reading<'_>) -> Limits {
 }
 
 fn models(raw: &Field<Vec<Spot<raw::Model>>>, reading: &mut Reading<'_>) -> Vec<ModelConfig> {
-    let mut names = HashMap::new();
+    let mut names = HashSet::new();
     raw.given().map_or(Vec::new(), |list| {
         list.value
             .iter()
@@ -231,21 +231,19 @@ fn models(raw: &Field<Vec<Spot<raw::Model>>>, reading: &mut Reading<'_>) -> Vec<
 
 fn model(
     raw: &raw::Model,
-    names: &mut HashMap<Arc<str>, NodeId>,
+    names: &mut HashSet<String>,
     reading: &mut Reading<'_>,
 ) -> Option<ModelConfig> {
     let expected = "the name of the model";
-    let name = reading.required(&raw.name, (raw.at, "name"), expected, |text| {
-        values::name(text)
-    });
-    let aliases = reading.each(&raw.aliases, |text| values::name(text));
-    let adapters = reading.each(&raw.adapters, |text| values::name(text));
+    let name = reading.required(&raw.name, (raw.at, "name"), expected, values::name);
+    let aliases = reading.each(&raw.aliases, values::name);
+    let adapters = reading.each(&raw.adapters, values::name);
     let spots = raw.name.given().into_iter();
     let lists = [&raw.aliases, &raw.adapters];
     let lists = lists.iter().filter_map(|list| list.given());
     for spot in spots.chain(lists.flat_map(|list| &list.value)) {
-        if names.insert(Arc::from(&*spot.value), spot.at).is_some() {
-            let found = format!("{} a second time", quoted(&spot.value));
+        if !names.insert(spot.value.found.clone()) {
+            let found = format!("{} a second time", spot.value.found);
             let expected = "a name that no other model, alias or adapter has";
             reading.report.fault(spot.at, Wrong::new(expected, found));
         }
@@ -276,11 +274,15 @@ fn tokenizer(raw: &raw::Model, reading: &mut Reading<'_>) -> Tokenizer {
         return Tokenizer::ByteEstimate;
     };
     let file = reading.file(&section.file);
-    let builtin = section.builtin.given().is_some_and(|spot| spot.value);
+    let builtin = reading.or(&section.builtin, false, |flag| {
+        flag.parse("true or false", |flag| Some(*flag))
+    });
     let found = match (&section.builtin, &section.file) {
         (Field::Absent, Field::Absent) => Some("neither"),
-        (Field::Given(spot), Field::Absent) if !spot.value => Some("builtin: false"),
-        (Field::Given(spot), Field::Given(_)) if spot.value => Some("both"),
+        (Field::Given(spot), Field::Absent) if spot.value.value == Some(false) => {
+            Some("builtin: false")
+        }
+        (Field::Given(_), Field::Given(_)) if builtin => Some("both"),
         _ => None,
     };
     if let Some(found) = found {
@@ -309,7 +311,7 @@ fn index(raw: &Field<raw::Index>, reading: &mut Reading<'_>) -> IndexLimits {
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return limits;
     };
-    let blocks = |value: &i128| values::whole(*value, 1, 1_000_000_000);
+    let blocks = |value: &Whole| values::whole(value, 1, 1_000_000_000);
     limits.max_blocks = reading.or(&raw.max_blocks, limits.max_blocks, blocks);
     limits.max_blocks_per_pod = reading.or(
         &raw.max_blocks_per_pod,
@@ -339,11 +341,9 @@ fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetr
     telemetry.export = reading.or(&raw.otlp_endpoint, Export::Off, |text| {
         values::url(text).map(Export::Otlp)
     });
-    telemetry.service_name = reading.or(&raw.service_name, telemetry.service_name, |text| {
-        values::name(text)
-    });
+    telemetry.service_name = reading.or(&raw.service_name, telemetry.service_name, values::name);
     telemetry.sample_ratio = reading.or(&raw.sample_ratio, telemetry.sample_ratio, |value| {
-        values::ratio(*value, 1.0)
+        values::ratio(value, 1.0)
     });
     if let Some(Spot { value: map, .. }) = raw.resource.given() {
         for (key, spot) in &map.0 {
@@ -364,8 +364,8 @@ fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPla
     let raw = raw.given().map(|spot| &spot.value);
     let mut key = |field: Option<&Field<raw::MetadataKey>>, namespace: &str, key: &str| {
         let raw = field.and_then(Field::given).map(|spot| &spot.value);
-        let mut text = |field: Option<&Field<String>>, default: &str| match field {
-            Some(field) => reading.or(field, Arc::from(default), |text| values::name(text)),
+        let mut text = |field: Option<&Field<Text>>, default: &str| match field {
+            Some(field) => reading.or(field, Arc::from(default), values::name),
             None => Arc::from(default),
         };
         MetadataKey {
