@@ -1,1 +1,5 @@
-//! Placeholder: filled by the module's own change.
+//! A simulated engine pod.
+pub mod answer;
+pub mod cache;
+pub mod scheduler;
+pub mod timing;
