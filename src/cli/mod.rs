@@ -1,1 +1,2 @@
-//! Placeholder: filled by the module's own change.
+//! The commands, one file each.
+pub mod engine;

@@ -5,10 +5,12 @@
 //! Invariant: a checked configuration can serve its longest request: one sequence of
 //! `max_model_len` tokens fits the cache, as vLLM demands at start.
 
+use super::answer::Vocabulary;
 use super::scheduler::Limits;
 use super::timing::{Link, Pace};
+use super::words;
 use crate::names::ModelName;
-use crate::prompt::{Encoder, Profile, ProfileError, Profiles};
+use crate::prompt::Encoder;
 use crate::units::{BlockSize, Blocks, Ratio, Tokens};
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,9 +98,15 @@ pub struct EngineConfig {
 }
 
 impl EngineConfig {
-    /// vLLM's defaults for an engine of this role that serves `model`, which `encoder` knows.
+    /// vLLM's defaults for an engine of this role that serves `model`, which `encoder` knows, in
+    /// blocks of `block_size` (vLLM's own default is 16 tokens).
     #[must_use]
-    pub fn new(role: Role, model: ModelName, encoder: Arc<Encoder>) -> EngineConfig {
+    pub fn new(
+        role: Role,
+        model: ModelName,
+        encoder: Arc<Encoder>,
+        block_size: BlockSize,
+    ) -> EngineConfig {
         EngineConfig {
             role,
             local_prefill: LocalPrefill::Able,
@@ -158,6 +166,19 @@ impl EngineConfig {
     }
 }
 
+impl EngineConfig {
+    /// The words its model can say.
+    pub(super) fn vocabulary(&self) -> Result<Vocabulary, super::EngineError> {
+        let resolved = self.encoder.profiles().resolve(&self.model);
+        let profile = resolved
+            .filter(|resolved| resolved.adapter.is_none())
+            .ok_or(ConfigError::NoTokenizer)?
+            .profile;
+        let tokenizer = profile.tokenizer().ok_or(ConfigError::NoTokenizer)?;
+        Ok(words::vocabulary(tokenizer)?)
+    }
+}
+
 /// Why an engine cannot be what it is asked to be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -167,6 +188,9 @@ pub enum ConfigError {
         /// Which.
         what: &'static str,
     },
+    /// Nothing to tokenize with.
+    #[error("model: expected one with a tokenizer, found none")]
+    NoTokenizer,
     /// More blocks than the simulation supports.
     #[error("blocks: expected at most {MAX_BLOCKS}, found {found}")]
     TooManyBlocks {

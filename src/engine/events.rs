@@ -166,7 +166,9 @@ impl Replay {
         let message = |frames: [Bytes; 3]| {
             let mut message = ZmqMessage::from(client.clone());
             message.push_back(Bytes::new());
-            frames.into_iter().for_each(|frame| message.push_back(frame));
+            frames
+                .into_iter()
+                .for_each(|frame| message.push_back(frame));
             message
         };
         for (seq, payload) in batches {

@@ -25,7 +25,14 @@ pub(super) struct Wrong {
 impl<'a> Fields<'a> {
     /// Reads `body`; `None` when it is not a JSON object.
     pub(super) fn read(body: &'a [u8]) -> Option<Fields<'a>> {
+        // Engines written in Python accept a byte-order mark.
+        let body = body.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(body);
         serde_json::from_slice(body).ok()
+    }
+
+    /// Whether the field is there, whatever it holds.
+    pub(super) fn has(&self, field: &str) -> bool {
+        self.0.iter().any(|(key, _)| key == field)
     }
 
     fn value(&self, field: &str) -> Option<Value> {

@@ -7,7 +7,7 @@
 
 use super::answer::Answer;
 use super::driver::Ticket;
-use super::scheduler::{Finish, Output, PromptSource};
+use super::scheduler::{Finish, Output, PromptSource, SequenceId};
 use crate::names::ModelName;
 use crate::prompt::Api;
 use bytes::Bytes;
@@ -100,6 +100,11 @@ impl Speech {
         }
     }
 
+    /// The sequence of the first choice.
+    pub(super) fn first_sequence(&self) -> Option<SequenceId> {
+        self.choices.first().map(|choice| choice.ticket.id())
+    }
+
     /// Takes note of one token of a choice; its text, and whether it was the last.
     fn hear(&mut self, at: usize, output: Output) -> Option<(String, Option<Finish>)> {
         if let Some(source) = output.first {
@@ -172,7 +177,11 @@ impl Speech {
     }
 
     fn usage(&self) -> Value {
-        let said: u64 = self.choices.iter().map(|choice| u64::from(choice.said)).sum();
+        let said: u64 = self
+            .choices
+            .iter()
+            .map(|choice| u64::from(choice.said))
+            .sum();
         let cached = match self.cached {
             CachedTokens::Own => self.source.cached.0,
             CachedTokens::Reported(tokens) => tokens,
@@ -274,7 +283,8 @@ impl Sse {
                 let chunk = self.speech.chunk(json!([]), Some(usage));
                 self.ready.push_back(chunk);
             }
-            self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+            self.ready
+                .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
             self.ended = true;
         }
     }
@@ -353,4 +363,3 @@ impl hyper::body::Body for Payload {
         }
     }
 }
-

@@ -4,6 +4,7 @@
 //! Never here: the handoff headers (`handoff`), answers (`reply`).
 //! Invariant: an accepted request has at least one prompt, no empty prompt, and fits the model.
 
+use super::cache::Space;
 use super::config::EngineConfig;
 use super::fields::{Fields, Least};
 use super::handoff::{self, Transfer};
@@ -11,8 +12,6 @@ use super::refusal::Refusal;
 use super::reply::StreamUsage;
 use crate::names::ModelName;
 use crate::prompt::{Api, EncodeTrouble, Encoder, Input, Request};
-
-use super::cache::Space;
 use std::sync::Arc;
 
 /// Most choices one request may ask for.
@@ -67,17 +66,10 @@ struct Options {
 }
 
 /// Reads `body`, which must be small enough to be tokenized where this is called.
-pub(super) fn read(
-    api: Api,
-    body: &[u8],
-    config: &EngineConfig,
-    encoder: &Encoder,
-) -> Result<Ask, Refusal> {
-    let request = crate::prompt::parse(api, body).map_err(|error| Refusal {
-        param: error.param(),
-        ..Refusal::bad_request(error.to_string())
-    })?;
-    let space = space(&request, config, encoder)?;
+pub(super) fn read(api: Api, body: &[u8], config: &EngineConfig) -> Result<Ask, Refusal> {
+    let encoder = &*config.encoder;
+    let request = parse(api, body)?;
+    let space = space(&request, config)?;
     let fields = Fields::read(body)
         .ok_or_else(|| Refusal::bad_request("request body: expected an object, found none"))?;
     let options = options(api, &fields, config)?;
@@ -111,9 +103,28 @@ pub(super) fn read(
     })
 }
 
-fn space(request: &Request, config: &EngineConfig, encoder: &Encoder) -> Result<Space, Refusal> {
-    let resolved = encoder
-        .profiles()
+fn parse(api: Api, body: &[u8]) -> Result<Request, Refusal> {
+    crate::prompt::parse(api, body).map_err(|error| Refusal {
+        param: error.param(),
+        ..Refusal::bad_request(error.to_string())
+    })
+}
+
+/// The tokens of a `/tokenize` body: `{model, prompt}` or `{model, messages}`.
+pub(super) fn tokenize(body: &[u8], config: &EngineConfig) -> Result<Vec<u32>, Refusal> {
+    let chat = Fields::read(body).is_some_and(|fields| fields.has("messages"));
+    let api = match chat {
+        true => Api::ChatCompletions,
+        false => Api::Completions,
+    };
+    let request = parse(api, body)?;
+    space(&request, config)?;
+    let mut prompts = tokens(&request, &config.encoder)?;
+    Ok(prompts.swap_remove(0))
+}
+
+fn space(request: &Request, config: &EngineConfig) -> Result<Space, Refusal> {
+    let resolved = (config.encoder.profiles())
         .resolve(&request.model)
         .filter(|resolved| *resolved.profile.name() == config.model)
         .ok_or_else(Refusal::unknown_model)?;
@@ -165,7 +176,7 @@ fn options(api: Api, fields: &Fields<'_>, config: &EngineConfig) -> Result<Optio
 }
 
 /// The prompts' tokens; at least one prompt, none of them empty.
-pub(super) fn tokens(request: &Request, encoder: &Encoder) -> Result<Vec<Vec<u32>>, Refusal> {
+fn tokens(request: &Request, encoder: &Encoder) -> Result<Vec<Vec<u32>>, Refusal> {
     let param = match request.api {
         Api::ChatCompletions => "messages",
         Api::Completions => "prompt",
@@ -185,9 +196,9 @@ pub(super) fn tokens(request: &Request, encoder: &Encoder) -> Result<Vec<Vec<u32
                 "expected a conversation the chat template accepts, found another"
             }
             EncodeTrouble::NoTemplate => "expected a model with a chat template, found none",
-            EncodeTrouble::UnknownModel
-            | EncodeTrouble::Tokenizer
-            | EncodeTrouble::TooComplex => "expected a prompt that can be tokenized, found another",
+            EncodeTrouble::UnknownModel | EncodeTrouble::Tokenizer | EncodeTrouble::TooComplex => {
+                "expected a prompt that can be tokenized, found another"
+            }
         };
         Refusal::bad_field(param, format!("{param}: {message}"))
     })?;
@@ -211,9 +222,9 @@ fn limit(
     let room = model.saturating_sub(prompt as u64);
     let default = match api {
         Api::ChatCompletions => u32::try_from(room).unwrap_or(u32::MAX),
-        Api::Completions => u32::try_from(room).map_or(COMPLETION_TOKENS, |room| {
-            COMPLETION_TOKENS.min(room)
-        }),
+        Api::Completions => {
+            u32::try_from(room).map_or(COMPLETION_TOKENS, |room| COMPLETION_TOKENS.min(room))
+        }
     };
     let wanted = asked.unwrap_or(default);
     if room == 0 || room < u64::from(wanted) {

@@ -321,7 +321,12 @@ fn a_decode_without_room_preempts_the_youngest_and_both_finish() {
     let old = engine.submit(job(0..12, 12));
     let young = engine.submit(job(100..112, 12));
     let outputs = engine.drain();
-    let of = |id| outputs.iter().filter(|output| output.sequence == id).count();
+    let of = |id| {
+        outputs
+            .iter()
+            .filter(|output| output.sequence == id)
+            .count()
+    };
     assert_eq!((of(old), of(young)), (12, 12));
     assert!(0 < engine.scheduler.totals().preemptions);
     assert_eq!(engine.scheduler.load().used, 0);
