@@ -1,1 +1,3 @@
-//! x
+//! Black-box and repository tests, one binary.
+
+mod architecture;
