@@ -140,8 +140,8 @@ async fn version(envoy: &Path) -> anyhow::Result<(u32, u32)> {
 
 /// Reads `envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL`.
 fn parse_version(text: &str) -> Option<(u32, u32)> {
-    let line = text.lines().find(|line| line.contains("version:"))?;
-    let mut numbers = line.split('/').nth(1)?.split('.');
+    let (_path, version) = text.split_once("version:")?;
+    let mut numbers = version.split('/').nth(1)?.split('.');
     let major = numbers.next()?.parse().ok()?;
     let minor = numbers.next()?.parse().ok()?;
     Some((major, minor))

@@ -191,3 +191,75 @@ impl From<&GatewayConfig> for Fields {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::path::Path;
+
+    /// What `manifests/envoy/` shows: Envoy in front of two decode pods, the picker beside it.
+    fn shown() -> GatewayConfig {
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 10000));
+        let picker = SocketAddr::from((Ipv4Addr::LOCALHOST, 9002));
+        let pods = [11, 12].map(|host| SocketAddr::from((Ipv4Addr::new(10, 0, 0, host), 8000)));
+        GatewayConfig {
+            admin: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 9901))),
+            ..GatewayConfig::new(any, picker, pods.to_vec())
+        }
+    }
+
+    fn compare_with_manifest(name: &str, config: &GatewayConfig) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/envoy").join(name);
+        let text = config.to_yaml().unwrap();
+        if std::env::var_os("UPDATE_MANIFESTS").is_some() {
+            std::fs::write(&file, &text).unwrap();
+        }
+        let shipped = std::fs::read_to_string(&file).unwrap_or_default();
+        assert_eq!(
+            shipped, text,
+            "{} has drifted from its template; run this test with UPDATE_MANIFESTS=1",
+            file.display()
+        );
+    }
+
+    #[test]
+    fn the_shipped_configuration_is_the_one_the_demo_runs() {
+        compare_with_manifest("full-duplex.yaml", &shown());
+    }
+
+    #[test]
+    fn the_shipped_buffered_configuration_is_the_one_the_tests_run() {
+        let buffered = GatewayConfig {
+            request_body: RequestBody::Buffered,
+            buffer_limit_bytes: 16 * 1024 * 1024,
+            ..shown()
+        };
+        compare_with_manifest("buffered.yaml", &buffered);
+    }
+
+    #[test]
+    fn every_variant_is_yaml_and_says_what_was_asked_for() {
+        let picker = SocketAddr::from((Ipv6Addr::LOCALHOST, 9002));
+        let text = GatewayConfig {
+            picker,
+            transport: Transport::Plaintext,
+            response_body: ResponseBody::FullDuplexStreamed,
+            pods: Pods::AnyAddress,
+            client_headers: ClientHeaders::LeftToPicker,
+            tracing: Tracing::Otlp(SocketAddr::from((Ipv4Addr::LOCALHOST, 4317))),
+            retries: 0,
+            admin: None,
+            ..shown()
+        }
+        .to_yaml()
+        .unwrap();
+        assert!(text.contains(r#"address: "::1", port_value: 9002"#));
+        assert!(text.contains("type: ORIGINAL_DST"));
+        assert!(text.contains("response_trailer_mode: SEND"));
+        assert!(text.contains("OpenTelemetryConfig"));
+        for absent in ["override_host", "UpstreamTlsContext", "early_header", "retry_policy", "admin:"] {
+            assert!(!text.contains(absent), "{absent}");
+        }
+    }
+}

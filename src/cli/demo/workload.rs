@@ -6,24 +6,24 @@
 
 /// One conversation: its turns are sent one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Conversation {
+pub(super) struct Conversation {
     /// Its name.
-    pub id: String,
+    pub(super) id: String,
     /// The instructions it starts with, if any; conversations share them.
-    pub system: Option<String>,
+    pub(super) system: Option<String>,
     /// What the user says, turn by turn.
-    pub turns: Vec<Turn>,
+    pub(super) turns: Vec<Turn>,
 }
 
 /// What the user says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub(super) struct Turn {
     /// The words.
-    pub text: String,
+    pub(super) text: String,
     /// How many tokens the model may answer.
-    pub max_tokens: u32,
+    pub(super) max_tokens: u32,
     /// Milliseconds the user thinks before saying so.
-    pub think_ms: u64,
+    pub(super) think_ms: u64,
 }
 
 /// What a conversation is like: `(turns, words of the first turn, words of later turns)`.
@@ -52,7 +52,7 @@ const SHAPES: [Shape; 8] = [
 
 /// `requests` requests in conversations, drawn from `seed`.
 #[must_use]
-pub fn plan(seed: u64, requests: usize) -> Vec<Conversation> {
+pub(super) fn plan(seed: u64, requests: usize) -> Vec<Conversation> {
     let mut draw = Draw(seed);
     let systems: Vec<String> = (0..3).map(|_| draw.words(350..650)).collect();
     let mut conversations = Vec::new();
