@@ -1,17 +1,27 @@
 //! Files in, valid types out.
 //!
 //! Lives here: reading and checking the process config, the policy and the list of pods, and watching
-//! them. Stage one (`shape`, `raw`) mirrors the file; stage two (`parse`) makes valid types.
+//! them. Stage one (`node`, `shape`, `raw`) mirrors the file; stage two (`parse`) makes valid types.
 //! Never here: what a policy means (`decide`), what a pod is (`fleet`), opening tokenizers (`prompt`).
-//! Invariant: the answer is valid and complete, or it is the list of *all* faults of the file, each
+//! Invariant: the answer is valid and complete, or it is the list of *all* faults of the files, each
 //! with its place.
 
 mod diagnostic;
+mod lint;
+mod load;
+mod node;
+mod parse;
 mod process;
+mod raw;
+mod shape;
+pub mod watch;
 
-pub use diagnostic::{Diagnostics, Fault, Position};
+pub use diagnostic::{Diagnostics, Finding, Position};
+pub use load::{
+    Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
+};
 pub use process::{
-    Export, IndexLimits, Limits, Listen, Metadata, MetadataKey, ModelConfig, Process, Source,
+    DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
     Telemetry, Template, Tls, Tokenizer,
 };
 
@@ -26,13 +36,21 @@ pub struct Loaded {
     /// What it is told once.
     pub process: Process,
     /// The policy in force first.
-    pub policy: LoadedPolicy,
+    pub policy: Policy,
+    /// How the engines are told who prefills.
+    pub handoff: Handoff,
+    /// The candidate that is to be tried beside the policy.
+    pub shadow: Shadow,
     /// The pods known first.
-    pub pods: LoadedPods,
+    pub pods: Vec<PodSpec>,
     /// The models that clients may name.
     pub models: Vec<ModelConfig>,
     /// What is allowed and probably not meant, over all files.
-    pub warnings: Vec<Fault>,
+    pub warnings: Vec<Finding>,
+    /// The content of the policy file, for a watcher to start at.
+    pub policy_content: Content,
+    /// The content of the pods file, for a watcher to start at.
+    pub pods_content: Content,
 }
 
 /// A policy with what belongs to it outside the kernel.
@@ -47,7 +65,7 @@ pub struct LoadedPolicy {
     /// What it applies to; has no effect when the policy comes from a file.
     pub target: Option<TargetRef>,
     /// What is allowed and probably not meant.
-    pub warnings: Vec<Fault>,
+    pub warnings: Vec<Finding>,
     /// The content it was read from, for a watcher to start at.
     pub content: Content,
 }
@@ -58,7 +76,7 @@ pub struct LoadedPods {
     /// The pods, in the order of the file.
     pub pods: Vec<PodSpec>,
     /// What is allowed and probably not meant.
-    pub warnings: Vec<Fault>,
+    pub warnings: Vec<Finding>,
     /// The content it was read from, for a watcher to start at.
     pub content: Content,
 }
@@ -93,7 +111,3 @@ pub struct TargetRef {
     /// Name, in the policy's own namespace.
     pub name: Arc<str>,
 }
-
-/// Tells whether a file's content has changed: a hash of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Content(pub(crate) u128);

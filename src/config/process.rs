@@ -31,7 +31,7 @@ pub struct Process {
     /// Where spans go.
     pub telemetry: Telemetry,
     /// Where the data plane puts what it tells the picker.
-    pub metadata: Metadata,
+    pub data_plane: DataPlane,
 }
 
 /// Where to listen. The three differ, unless a port is 0 (any free one).
@@ -118,7 +118,7 @@ pub enum Export {
 
 /// Where the data plane puts what it tells the picker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Metadata {
+pub struct DataPlane {
     /// The endpoints it allows for a request.
     pub subset_hint: MetadataKey,
     /// The destination, as told to it.

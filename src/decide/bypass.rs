@@ -207,12 +207,12 @@ fn across(check: &Check) -> Option<f64> {
         // Allowed when value < threshold, and a share above 1 is no threshold.
         Checked::NetNewShare if allows => value,
         Checked::NetNewShare => Some(value.next_up()).filter(|to| *to <= 1.0)?,
-        // Allowed when threshold < value. The value is a rounded quotient: one step more is safe.
-        Checked::PrefillBusy if allows => value.next_up(),
-        Checked::PrefillBusy => value.next_down(),
-        // Allowed when value <= threshold.
-        Checked::DecodeBusy if allows => value.next_down(),
-        Checked::DecodeBusy => value.next_up(),
+        // Allowed when threshold < value, respectively value <= threshold. The kernel compares
+        // products where the value is a quotient, so two steps are needed to be past the rounding.
+        Checked::PrefillBusy if allows => value.next_up().next_up(),
+        Checked::PrefillBusy => value.next_down().next_down(),
+        Checked::DecodeBusy if allows => value.next_down().next_down(),
+        Checked::DecodeBusy => value.next_up().next_up(),
     };
     (0.0 <= to).then_some(to)
 }

@@ -5,7 +5,6 @@
 //! Invariant: ids of one process are distinct and sort, as text, in the order they were handed out.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -53,25 +52,19 @@ pub struct DecisionIds {
     last: AtomicU64,
 }
 
-impl Default for DecisionIds {
-    fn default() -> Self {
-        DecisionIds::new()
-    }
-}
-
 impl DecisionIds {
-    /// A source of ids for this process.
+    /// A source of ids for a process; `replica` is drawn by the caller, of which 10 bits are used.
     #[must_use]
-    pub fn new() -> DecisionIds {
+    pub fn new(replica: u64) -> DecisionIds {
         DecisionIds {
-            replica: RandomState::new().hash_one(std::process::id()) & ((1 << REPLICA_BITS) - 1),
+            replica: replica & ((1 << REPLICA_BITS) - 1),
             last: AtomicU64::new(0),
         }
     }
 
     /// The next id. A clock that stands still or goes back only makes the counter run on.
-    pub fn next_id(&self) -> DecisionId {
-        let millis = SystemTime::now()
+    pub fn next_id(&self, now: SystemTime) -> DecisionId {
+        let millis = now
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0));
         self.next_at(millis)
@@ -99,7 +92,7 @@ mod tests {
 
     #[test]
     fn ids_are_distinct_and_sort_as_text_even_when_the_clock_goes_back() {
-        let ids = DecisionIds::new();
+        let ids = DecisionIds::new(77);
         let clock = [1_800_000_000_000, 1_800_000_000_001, 1_700_000_000_000];
         let made: Vec<String> = clock
             .iter()
@@ -112,7 +105,7 @@ mod tests {
 
     #[test]
     fn the_text_of_an_id_reads_back() {
-        let id = DecisionIds::new().next_id();
+        let id = DecisionIds::new(77).next_id(SystemTime::UNIX_EPOCH);
         assert_eq!(DecisionId::parse(&id.to_string()), Some(id));
         assert_eq!(DecisionId::parse("+00000000000000f"), None);
         assert_eq!(DecisionId::parse("0f"), None);
@@ -120,10 +113,16 @@ mod tests {
 
     #[test]
     fn threads_never_get_the_same_id() {
-        let ids = DecisionIds::new();
+        let ids = DecisionIds::new(77);
         let mut all = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..4)
-                .map(|_| scope.spawn(|| (0..2_000).map(|_| ids.next_id()).collect::<Vec<_>>()))
+                .map(|_| {
+                    scope.spawn(|| {
+                        (0..2_000)
+                            .map(|_| ids.next_at(1_800_000_000_000))
+                            .collect::<Vec<_>>()
+                    })
+                })
                 .collect();
             workers
                 .into_iter()
