@@ -1,7 +1,7 @@
 //! What clients write into routing headers never reaches a pod and never chooses one.
 
 use crate::recorder::{Answer, Recorder};
-use crate::stack::{Setup, Stack, any_address, engine, recorded};
+use crate::stack::{Setup, Stack, any_address, engine, eventually, recorded};
 use http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 use sidestep::cli::demo::gateway::{ClientHeaders, GatewayConfig};
@@ -178,15 +178,12 @@ async fn requests_that_are_no_generation_are_cleaned_too() {
 #[tokio::test]
 async fn without_a_pod_the_answer_is_503_and_the_clients_destination_is_not_used() {
     let mut victim = Recorder::start(Answer::Json).await;
-    let mut absent = engine("decode", "decode");
-    // An engine that nobody started: known, and never reachable.
-    let events = absent.events.take();
-    let stack =
-        Stack::start_without_waiting(Setup::new(vec![absent.clone()]).gateway(undefended)).await;
-    drop(events);
-    crate::stack::eventually("Envoy and the picker answer", async || {
-        let (status, _) = stack.client.get(&stack.url("/v1/models")).await.ok()?;
-        (status != StatusCode::OK && stack.pods().await.is_some()).then_some(())
+    let setup = Setup::new(vec![engine("decode", "decode")]);
+    let mut stack = Stack::start(setup.gateway(undefended)).await;
+    stack.kill_engine("decode").await;
+    eventually("the picker knows that the pod is gone", async || {
+        let pods = stack.pods().await?;
+        (pods[0]["availability"] == "unreachable").then_some(())
     })
     .await;
     for (method, path, body) in [

@@ -167,7 +167,7 @@ async fn respond(
         Answer::Stream => {
             let stream = tokio_stream::wrappers::ReceiverStream::new(read);
             let frames = tokio_stream::StreamExt::map(stream, |chunk| chunk.map(Frame::data));
-            Response::new(BodyExt::boxed(StreamBody::new(frames)))
+            Response::new(StreamBody::new(frames).boxed())
         }
         // Dropped with this future when the client leaves, which the test sees.
         Answer::Silence => {

@@ -62,7 +62,11 @@ impl Client {
         let request = Request::get(url).body(Full::default()).context("request")?;
         let response = self.send(request).await.with_context(|| url.to_owned())?;
         let status = response.status();
-        let body = response.into_body().collect().await.with_context(|| url.to_owned())?;
+        let body = response
+            .into_body()
+            .collect()
+            .await
+            .with_context(|| url.to_owned())?;
         Ok((status, body.to_bytes()))
     }
 
@@ -94,14 +98,20 @@ impl Client {
         };
         let mut body = response.into_body();
         if answer.status != 200 {
-            let bytes = body.collect().await.context("reading the answer")?.to_bytes();
+            let bytes = body
+                .collect()
+                .await
+                .context("reading the answer")?
+                .to_bytes();
             answer.error = Some(String::from_utf8_lossy(&bytes).into_owned());
             return Ok(answer);
         }
         let mut events = Events::default();
         while let Some(frame) = body.frame().await {
             let frame = frame.context("the stream broke off")?;
-            let Some(data) = frame.data_ref() else { continue };
+            let Some(data) = frame.data_ref() else {
+                continue;
+            };
             for event in events.push(data) {
                 if event == "[DONE]" {
                     answer.complete = true;
@@ -161,14 +171,20 @@ mod tests {
         let stream = "data: {\"a\":\"é\"}\n\n: comment\r\ndata:[DONE]\r\n\r\n".as_bytes();
         for size in 1..stream.len() {
             let mut events = Events::default();
-            let found: Vec<String> = stream.chunks(size).flat_map(|cut| events.push(cut)).collect();
+            let found: Vec<String> = stream
+                .chunks(size)
+                .flat_map(|cut| events.push(cut))
+                .collect();
             assert_eq!(found, ["{\"a\":\"é\"}", "[DONE]"], "chunks of {size} bytes");
         }
     }
 
     #[test]
     fn only_content_counts_as_a_token() {
-        assert_eq!(content(r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#), "");
+        assert_eq!(
+            content(r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#),
+            ""
+        );
         assert_eq!(content(r#"{"choices":[{"delta":{"content":"hi"}}]}"#), "hi");
         assert_eq!(content(r#"{"choices":[],"usage":{"prompt_tokens":3}}"#), "");
         assert_eq!(content("not json"), "");

@@ -135,7 +135,8 @@ async fn version(envoy: &Path) -> anyhow::Result<(u32, u32)> {
         .await
         .context("does not run")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    parse_version(&text).context("`--version`: expected the version of an Envoy, found something else")
+    parse_version(&text)
+        .context("`--version`: expected the version of an Envoy, found something else")
 }
 
 /// Reads `envoy  version: <commit>/1.40.0/Clean/RELEASE/BoringSSL`.

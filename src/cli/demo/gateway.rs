@@ -210,14 +210,17 @@ mod tests {
     }
 
     fn compare_with_manifest(name: &str, config: &GatewayConfig) {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/envoy").join(name);
+        let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("manifests/envoy")
+            .join(name);
         let text = config.to_yaml().unwrap();
         if std::env::var_os("UPDATE_MANIFESTS").is_some() {
             std::fs::write(&file, &text).unwrap();
         }
         let shipped = std::fs::read_to_string(&file).unwrap_or_default();
         assert_eq!(
-            shipped, text,
+            shipped,
+            text,
             "{} has drifted from its template; run this test with UPDATE_MANIFESTS=1",
             file.display()
         );
@@ -258,7 +261,13 @@ mod tests {
         assert!(text.contains("type: ORIGINAL_DST"));
         assert!(text.contains("response_trailer_mode: SEND"));
         assert!(text.contains("OpenTelemetryConfig"));
-        for absent in ["override_host", "UpstreamTlsContext", "early_header", "retry_policy", "admin:"] {
+        for absent in [
+            "override_host",
+            "UpstreamTlsContext",
+            "early_header",
+            "retry_policy",
+            "admin:",
+        ] {
             assert!(!text.contains(absent), "{absent}");
         }
     }

@@ -108,10 +108,13 @@ async fn play(args: &DemoArgs, stack: &mut Stack) -> anyhow::Result<Summary> {
     let client = Client::default();
     let urls = stack.urls().clone();
     let conversations = workload::plan(args.seed, args.requests);
-    let traffic = stream::iter(conversations).for_each_concurrent(usize::from(args.concurrency), |conversation| {
-        let (client, urls, rows) = (client.clone(), urls.clone(), rows.clone());
-        async move { converse(&client, &urls, &conversation, &rows).await }
-    });
+    let traffic = stream::iter(conversations).for_each_concurrent(
+        usize::from(args.concurrency),
+        |conversation| {
+            let (client, urls, rows) = (client.clone(), urls.clone(), rows.clone());
+            async move { converse(&client, &urls, &conversation, &rows).await }
+        },
+    );
     let show = async {
         let mut output = Output::new(args);
         while let Some(row) = done.recv().await {
@@ -132,7 +135,12 @@ async fn play(args: &DemoArgs, stack: &mut Stack) -> anyhow::Result<Summary> {
 }
 
 /// One conversation, turn by turn; each turn carries all before it, as chat clients do.
-async fn converse(client: &Client, urls: &Urls, conversation: &Conversation, rows: &mpsc::Sender<Row>) {
+async fn converse(
+    client: &Client,
+    urls: &Urls,
+    conversation: &Conversation,
+    rows: &mpsc::Sender<Row>,
+) {
     let mut messages = Vec::new();
     if let Some(system) = &conversation.system {
         messages.push(json!({"role": "system", "content": system}));
@@ -193,14 +201,19 @@ impl Output {
         Output {
             json: args.json,
             requests: args.requests,
-            redraw: std::io::stderr().is_terminal() && (args.json || !std::io::stdout().is_terminal()),
+            redraw: std::io::stderr().is_terminal()
+                && (args.json || !std::io::stdout().is_terminal()),
             summary: Summary::default(),
         }
     }
 
     fn show(&mut self, row: &Row) -> anyhow::Result<()> {
         self.summary.add(row);
-        let line = if self.json { row.to_json().to_string() } else { row.to_line() };
+        let line = if self.json {
+            row.to_json().to_string()
+        } else {
+            row.to_line()
+        };
         let mut stdout = std::io::stdout().lock();
         writeln!(stdout, "{line}").context("writing to stdout")?;
         drop(stdout);

@@ -174,7 +174,10 @@ mod tests {
     #[tokio::test]
     async fn a_process_that_is_asked_to_end_may_clean_up() {
         let logs = tempfile::tempdir().unwrap();
-        let process = shell("trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.01; done", logs.path());
+        let process = shell(
+            "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.01; done",
+            logs.path(),
+        );
         until(|| process.log_tail(1) == "up").await;
         let status = process.stop(Duration::from_secs(10)).await;
         assert_eq!(status.and_then(|status| status.code()), Some(0));
@@ -185,7 +188,10 @@ mod tests {
     #[tokio::test]
     async fn a_process_that_does_not_end_is_ended() {
         let logs = tempfile::tempdir().unwrap();
-        let process = shell("trap '' TERM; echo up; while :; do sleep 0.01; done", logs.path());
+        let process = shell(
+            "trap '' TERM; echo up; while :; do sleep 0.01; done",
+            logs.path(),
+        );
         until(|| process.log_tail(1) == "up").await;
         assert_eq!(process.stop(Duration::from_millis(50)).await, None);
     }
@@ -207,7 +213,8 @@ mod tests {
     #[test]
     fn free_addresses_are_different() {
         let addresses = free_addresses::<16>().unwrap();
-        let ports: std::collections::BTreeSet<u16> = addresses.iter().map(SocketAddr::port).collect();
+        let ports: std::collections::BTreeSet<u16> =
+            addresses.iter().map(SocketAddr::port).collect();
         assert_eq!(ports.len(), 16);
         assert!(!ports.contains(&0));
     }

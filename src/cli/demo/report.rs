@@ -25,7 +25,12 @@ pub(super) struct Row {
 impl Row {
     /// A request that was answered, with the picker's record of it.
     #[must_use]
-    pub(super) fn answered(conversation: &str, turn: usize, answer: &Answer, record: Option<Value>) -> Row {
+    pub(super) fn answered(
+        conversation: &str,
+        turn: usize,
+        answer: &Answer,
+        record: Option<Value>,
+    ) -> Row {
         let failure = match &answer.error {
             Some(error) => Some(error.clone()),
             None if !answer.complete => Some("the stream ended without [DONE]".into()),
@@ -38,7 +43,9 @@ impl Row {
             turn,
             status: answer.status,
             failure,
-            ttft_ms: answer.first_token.map(|time| round(time.as_secs_f64() * 1000.0)),
+            ttft_ms: answer
+                .first_token
+                .map(|time| round(time.as_secs_f64() * 1000.0)),
             decision: answer.decision.clone(),
             record: record.unwrap_or_default(),
         }
@@ -72,7 +79,12 @@ impl Row {
             .as_array()
             .into_iter()
             .flatten()
-            .filter_map(|check| Some((check["what"].as_str()?.to_owned(), check["threshold"].clone())))
+            .filter_map(|check| {
+                Some((
+                    check["what"].as_str()?.to_owned(),
+                    check["threshold"].clone(),
+                ))
+            })
             .collect();
         let mut object = json!({
             "id": self.decision,
@@ -84,8 +96,23 @@ impl Row {
             "thresholds": thresholds,
         });
         for field in [
-            "route", "because", "bypass", "decode", "prefill", "decode_pod", "prefill_pod", "prompt_tokens", "counted",
-            "cached_tokens", "net_new_tokens", "policy", "rule", "checks", "considered", "session", "trace_id",
+            "route",
+            "because",
+            "bypass",
+            "decode",
+            "prefill",
+            "decode_pod",
+            "prefill_pod",
+            "prompt_tokens",
+            "counted",
+            "cached_tokens",
+            "net_new_tokens",
+            "policy",
+            "rule",
+            "checks",
+            "considered",
+            "session",
+            "trace_id",
         ] {
             object[field] = record[field].clone();
         }
@@ -97,7 +124,11 @@ impl Row {
     pub(super) fn to_line(&self) -> String {
         let record = &self.record;
         let text = |field: &str| record[field].as_str().unwrap_or("-").to_owned();
-        let number = |field: &str| record[field].as_u64().map_or("-".into(), |value| value.to_string());
+        let number = |field: &str| {
+            record[field]
+                .as_u64()
+                .map_or("-".into(), |value| value.to_string())
+        };
         let mut pods = text("decode_pod");
         if let Some(prefill) = record["prefill_pod"].as_str() {
             pods = format!("{prefill} > {pods}");
@@ -128,7 +159,16 @@ impl Row {
 pub(super) fn header() -> String {
     format!(
         "{:<13} {:>4}  {:<6} {:<29} {:<20} {:>6} {:>6} {:>7} {:>8}  {}",
-        "conversation", "turn", "route", "because", "pods", "prompt", "cached", "net-new", "ttft", "decision"
+        "conversation",
+        "turn",
+        "route",
+        "because",
+        "pods",
+        "prompt",
+        "cached",
+        "net-new",
+        "ttft",
+        "decision"
     )
 }
 
@@ -192,7 +232,11 @@ impl std::fmt::Display for Summary {
             .filter(|((kind, _), _)| kind == "bypass")
             .map(|(_, count)| count)
             .sum();
-        writeln!(f, "bypassed {bypassed} ({})", share(bypassed as u64, self.requests as u64))?;
+        writeln!(
+            f,
+            "bypassed {bypassed} ({})",
+            share(bypassed as u64, self.requests as u64)
+        )?;
         for ((kind, because), count) in &self.reasons {
             let part = share(*count as u64, self.requests as u64);
             writeln!(f, "  {kind:<7} {because:<30} {count:>5}  {part:>5}")?;
@@ -206,7 +250,10 @@ impl std::fmt::Display for Summary {
         )?;
         for (name, times) in [("bypassed", &self.bypassed), ("remote", &self.remote)] {
             if let (Some(p50), Some(p90)) = (quantile(times, 0.5), quantile(times, 0.9)) {
-                writeln!(f, "time to first token, {name:<8} p50 {p50:>6.0} ms   p90 {p90:>6.0} ms")?;
+                writeln!(
+                    f,
+                    "time to first token, {name:<8} p50 {p50:>6.0} ms   p90 {p90:>6.0} ms"
+                )?;
             }
         }
         Ok(())
@@ -258,7 +305,12 @@ mod tests {
 
     #[test]
     fn a_json_line_carries_the_decision_and_the_clients_clock() {
-        let row = Row::answered("c", 2, &answer(), Some(record("local", "net_new_below_thresholds", true)));
+        let row = Row::answered(
+            "c",
+            2,
+            &answer(),
+            Some(record("local", "net_new_below_thresholds", true)),
+        );
         let json = row.to_json();
         assert_eq!(row.failure(), None);
         assert_eq!(json["id"], "d1");
@@ -271,27 +323,61 @@ mod tests {
 
     #[test]
     fn what_did_not_go_well_is_a_failure() {
-        let cut = Answer { complete: false, ..answer() };
-        let empty = Answer { first_token: None, ..answer() };
-        let refused = Answer { status: 503, error: Some("{}".into()), ..answer() };
+        let cut = Answer {
+            complete: false,
+            ..answer()
+        };
+        let empty = Answer {
+            first_token: None,
+            ..answer()
+        };
+        let refused = Answer {
+            status: 503,
+            error: Some("{}".into()),
+            ..answer()
+        };
         for bad in [cut, empty, refused] {
-            assert!(Row::answered("c", 1, &bad, Some(record("local", "x", false))).failure().is_some());
+            assert!(
+                Row::answered("c", 1, &bad, Some(record("local", "x", false)))
+                    .failure()
+                    .is_some()
+            );
         }
         assert!(Row::answered("c", 1, &answer(), None).failure().is_some());
-        assert!(Row::unanswered("c", 1, &anyhow::anyhow!("gone")).failure().is_some());
+        assert!(
+            Row::unanswered("c", 1, &anyhow::anyhow!("gone"))
+                .failure()
+                .is_some()
+        );
     }
 
     #[test]
     fn the_summary_counts_by_reason_and_route() {
         let mut summary = Summary::default();
-        summary.add(&Row::answered("c", 1, &answer(), Some(record("remote", "net_new_above_threshold", false))));
-        summary.add(&Row::answered("c", 2, &answer(), Some(record("local", "net_new_below_thresholds", true))));
+        summary.add(&Row::answered(
+            "c",
+            1,
+            &answer(),
+            Some(record("remote", "net_new_above_threshold", false)),
+        ));
+        summary.add(&Row::answered(
+            "c",
+            2,
+            &answer(),
+            Some(record("local", "net_new_below_thresholds", true)),
+        ));
         summary.add(&Row::unanswered("c", 3, &anyhow::anyhow!("gone")));
         let text = summary.to_string();
         assert!(text.contains("requests 3, failed 1"), "{text}");
         assert!(text.contains("bypassed 1 (33 %)"), "{text}");
-        assert!(text.contains("cached on the pod judged 1600 (80 %)"), "{text}");
-        assert!(text.contains("time to first token, remote   p50     12 ms"), "{text}");
+        assert!(
+            text.contains("cached on the pod judged 1600 (80 %)"),
+            "{text}"
+        );
+        assert!(
+            text.contains("time to first token, remote   p50     12 ms"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -5,10 +5,10 @@
 //! Invariant: a stack that has started answers requests; one that is dropped leaves no process.
 
 use crate::cli::demo::client::Client;
+use crate::cli::demo::envoy;
 use crate::cli::demo::gateway::{GatewayConfig, Transport};
 use crate::cli::demo::picker::{MODEL, PickerConfig, Pod};
 use crate::cli::demo::process::{Process, free_addresses};
-use crate::cli::demo::envoy;
 use anyhow::{Context as _, bail};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -218,16 +218,23 @@ impl Stack {
     fn check(&mut self) -> anyhow::Result<()> {
         for process in &mut self.processes {
             if let Some(status) = process.ended() {
-                bail!("{} ended with {status}:\n{}", process.name(), process.log_tail(20));
+                bail!(
+                    "{} ended with {status}:\n{}",
+                    process.name(),
+                    process.log_tail(20)
+                );
             }
         }
         Ok(())
     }
 
     fn lost_a_port(&self) -> bool {
-        self.processes
-            .iter()
-            .any(|process| process.log_tail(50).to_lowercase().contains("address already in use"))
+        self.processes.iter().any(|process| {
+            process
+                .log_tail(50)
+                .to_lowercase()
+                .contains("address already in use")
+        })
     }
 }
 
@@ -253,12 +260,16 @@ fn pods(addresses: &[SocketAddr]) -> Vec<Pod> {
 }
 
 async fn not_ready(client: &Client, urls: &Urls) -> anyhow::Result<()> {
-    let (status, body) = client.get(&format!("http://{}/v1/pods", urls.admin)).await?;
+    let (status, body) = client
+        .get(&format!("http://{}/v1/pods", urls.admin))
+        .await?;
     let pods: serde_json::Value = serde_json::from_slice(&body).context("the picker's pods")?;
     if !status.is_success() || !all_pods_ready(&pods) {
         bail!("not every pod is ready: {pods}");
     }
-    let (status, _) = client.get(&format!("http://{}/v1/models", urls.gateway)).await?;
+    let (status, _) = client
+        .get(&format!("http://{}/v1/models", urls.gateway))
+        .await?;
     if !status.is_success() {
         bail!("the gateway answers {status}");
     }

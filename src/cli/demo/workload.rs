@@ -71,7 +71,9 @@ pub(super) fn plan(seed: u64, requests: usize) -> Vec<Conversation> {
         conversations.push(Conversation {
             id: format!("{}-{:02}", name(shape), conversations.len() + 1),
             system,
-            turns: (0..turns).map(|turn| self::turn(&mut draw, shape, turn)).collect(),
+            turns: (0..turns)
+                .map(|turn| self::turn(&mut draw, shape, turn))
+                .collect(),
         });
     }
     conversations
@@ -131,23 +133,26 @@ impl Draw {
 
 /// Plain words, most of them one or two tokens.
 const WORDS: &[&str] = &[
-    "about", "above", "account", "across", "after", "again", "answer", "because", "before", "begin", "between", "block",
-    "bring", "build", "cache", "carry", "change", "choose", "circle", "clear", "close", "cold", "common", "copy",
-    "count", "course", "cover", "decide", "decode", "deliver", "depend", "describe", "detail", "differ", "direct",
-    "double", "early", "engine", "enough", "every", "example", "explain", "family", "field", "figure", "final",
-    "follow", "forward", "found", "garden", "gather", "general", "given", "green", "ground", "group", "happen",
-    "hard", "header", "heard", "history", "house", "hundred", "island", "journey", "keep", "kind", "know", "large",
-    "later", "learn", "leave", "length", "letter", "light", "listen", "little", "local", "long", "machine", "market",
-    "matter", "mean", "measure", "memory", "middle", "minute", "model", "morning", "mountain", "move", "music",
-    "near", "never", "night", "north", "notice", "number", "object", "often", "only", "open", "order", "other",
-    "paper", "part", "pass", "pattern", "people", "perhaps", "picture", "place", "plain", "plan", "point", "prefill",
-    "present", "press", "problem", "produce", "prompt", "question", "quick", "quiet", "reach", "reason", "record",
-    "remote", "report", "result", "river", "road", "room", "round", "rule", "second", "sentence", "serve", "several",
-    "short", "simple", "single", "small", "sound", "south", "space", "special", "stand", "start", "state", "station",
-    "step", "still", "stone", "story", "street", "strong", "summer", "system", "table", "think", "three", "thread",
-    "time", "token", "toward", "town", "travel", "tree", "turn", "under", "until", "usual", "value", "voice",
-    "wait", "walk", "warm", "watch", "water", "weight", "west", "while", "white", "whole", "winter", "wonder",
-    "word", "work", "world", "write", "yellow", "young",
+    "about", "above", "account", "across", "after", "again", "answer", "because", "before",
+    "begin", "between", "block", "bring", "build", "cache", "carry", "change", "choose", "circle",
+    "clear", "close", "cold", "common", "copy", "count", "course", "cover", "decide", "decode",
+    "deliver", "depend", "describe", "detail", "differ", "direct", "double", "early", "engine",
+    "enough", "every", "example", "explain", "family", "field", "figure", "final", "follow",
+    "forward", "found", "garden", "gather", "general", "given", "green", "ground", "group",
+    "happen", "hard", "header", "heard", "history", "house", "hundred", "island", "journey",
+    "keep", "kind", "know", "large", "later", "learn", "leave", "length", "letter", "light",
+    "listen", "little", "local", "long", "machine", "market", "matter", "mean", "measure",
+    "memory", "middle", "minute", "model", "morning", "mountain", "move", "music", "near", "never",
+    "night", "north", "notice", "number", "object", "often", "only", "open", "order", "other",
+    "paper", "part", "pass", "pattern", "people", "perhaps", "picture", "place", "plain", "plan",
+    "point", "prefill", "present", "press", "problem", "produce", "prompt", "question", "quick",
+    "quiet", "reach", "reason", "record", "remote", "report", "result", "river", "road", "room",
+    "round", "rule", "second", "sentence", "serve", "several", "short", "simple", "single",
+    "small", "sound", "south", "space", "special", "stand", "start", "state", "station", "step",
+    "still", "stone", "story", "street", "strong", "summer", "system", "table", "think", "three",
+    "thread", "time", "token", "toward", "town", "travel", "tree", "turn", "under", "until",
+    "usual", "value", "voice", "wait", "walk", "warm", "watch", "water", "weight", "west", "while",
+    "white", "whole", "winter", "wonder", "word", "work", "world", "write", "yellow", "young",
 ];
 
 #[cfg(test)]
@@ -176,7 +181,8 @@ mod tests {
         let with_system = plan.iter().filter(|one| one.system.is_some()).count();
         assert_eq!(systems.len(), 3);
         assert!(6 < with_system);
-        let first: std::collections::BTreeSet<&String> = plan.iter().map(|one| &one.turns[0].text).collect();
+        let first: std::collections::BTreeSet<&String> =
+            plan.iter().map(|one| &one.turns[0].text).collect();
         assert_eq!(first.len(), plan.len());
     }
 
