@@ -20,29 +20,29 @@ use tonic::{Request, Response, Status};
 
 /// One span as it was exported.
 #[derive(Clone, Debug)]
-pub struct Span {
+pub(crate) struct Span {
     /// `service.name` of its resource.
-    pub service: String,
-    pub name: String,
+    pub(crate) service: String,
+    pub(crate) name: String,
     /// 32 hex digits.
-    pub trace: String,
+    pub(crate) trace: String,
     /// 16 hex digits.
-    pub id: String,
+    pub(crate) id: String,
     /// 16 hex digits; empty for a root.
-    pub parent: String,
+    pub(crate) parent: String,
     /// Attributes as text.
-    pub attributes: BTreeMap<String, String>,
+    pub(crate) attributes: BTreeMap<String, String>,
 }
 
 /// A collector on a loopback port. Ends when dropped.
-pub struct Collector {
-    pub address: SocketAddr,
+pub(crate) struct Collector {
+    pub(crate) address: SocketAddr,
     spans: Arc<Mutex<Vec<Span>>>,
     _server: JoinSet<()>,
 }
 
 impl Collector {
-    pub async fn start() -> Collector {
+    pub(crate) async fn start() -> Collector {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .await
             .unwrap();
@@ -63,7 +63,7 @@ impl Collector {
     }
 
     /// The spans of a service so far.
-    pub fn of(&self, service: &str) -> Vec<Span> {
+    pub(crate) fn of(&self, service: &str) -> Vec<Span> {
         let spans = self.spans.lock();
         spans
             .iter()

@@ -5,6 +5,13 @@
 //! Never here: anything that can be shown without Envoy (see `tests/it` and the unit tests).
 //! Invariant: every test ends what it started, and waits for conditions, never for time.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail the test, as the tests do"
+)]
+
 mod bodies;
 mod collector;
 mod demo;

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 /// How a recorder answers.
 #[derive(Clone, Copy, Debug)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// With a short JSON object, at once.
     Json,
     /// With a stream of events that the test writes through [`Seen`].
@@ -31,26 +31,26 @@ pub enum Answer {
 }
 
 /// An HTTP server on a loopback port. Ends when dropped.
-pub struct Recorder {
+pub(crate) struct Recorder {
     /// Where it listens.
-    pub address: SocketAddr,
+    pub(crate) address: SocketAddr,
     seen: mpsc::UnboundedReceiver<Seen>,
     _server: JoinSet<()>,
 }
 
 /// One request that reached a recorder.
-pub struct Seen {
-    pub method: Method,
-    pub path: String,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Seen {
+    pub(crate) method: Method,
+    pub(crate) path: String,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
     /// What is written here is streamed to the client; an error cuts the connection.
     answer: mpsc::Sender<Result<Bytes, std::io::Error>>,
 }
 
 impl Seen {
     /// All values of a header.
-    pub fn all(&self, name: &str) -> Vec<String> {
+    pub(crate) fn all(&self, name: &str) -> Vec<String> {
         let values = self.headers.get_all(name).iter();
         values
             .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
@@ -58,25 +58,25 @@ impl Seen {
     }
 
     /// The only value of a header.
-    pub fn only(&self, name: &str) -> String {
+    pub(crate) fn only(&self, name: &str) -> String {
         let mut values = self.all(name);
         assert_eq!(values.len(), 1, "{name}: {values:?}");
         values.remove(0)
     }
 
     /// Streams one event with this text as content.
-    pub async fn say(&self, text: &str) {
+    pub(crate) async fn say(&self, text: &str) {
         let chunk = serde_json::json!({"choices": [{"index": 0, "delta": {"content": text}}]});
         self.write(format!("data: {chunk}\n\n")).await;
     }
 
     /// Ends the stream as an engine does.
-    pub async fn finish(self) {
+    pub(crate) async fn finish(self) {
         self.write("data: [DONE]\n\n".into()).await;
     }
 
     /// Cuts the connection in the middle of the answer.
-    pub async fn reset(self) {
+    pub(crate) async fn reset(self) {
         self.answer
             .send(Err(std::io::Error::other("reset by the test")))
             .await
@@ -84,7 +84,7 @@ impl Seen {
     }
 
     /// Waits until the client is gone.
-    pub async fn abandoned(&self) {
+    pub(crate) async fn abandoned(&self) {
         let gone = tokio::time::timeout(Duration::from_secs(20), self.answer.closed()).await;
         gone.expect("the pod's connection is closed when its client has gone");
     }
@@ -98,7 +98,7 @@ impl Seen {
 }
 
 impl Recorder {
-    pub async fn start(answer: Answer) -> Recorder {
+    pub(crate) async fn start(answer: Answer) -> Recorder {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (record, seen) = mpsc::unbounded_channel();
@@ -127,14 +127,14 @@ impl Recorder {
     }
 
     /// The next request; fails the test when none comes.
-    pub async fn next(&mut self) -> Seen {
+    pub(crate) async fn next(&mut self) -> Seen {
         let next = tokio::time::timeout(Duration::from_secs(20), self.seen.recv()).await;
         next.expect("a request reaches the pod")
             .expect("the server runs")
     }
 
     /// A request that has arrived already, if any.
-    pub fn arrived(&mut self) -> Option<Seen> {
+    pub(crate) fn arrived(&mut self) -> Option<Seen> {
         self.seen.try_recv().ok()
     }
 }

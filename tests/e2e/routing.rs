@@ -7,7 +7,7 @@ use serde_json::json;
 use sidestep::cli::demo::gateway::{GatewayConfig, RequestBody, ResponseBody, Transport};
 
 /// Text of about that many tokens, another for each `salt`.
-pub fn text(salt: &str, words: usize) -> String {
+pub(crate) fn text(salt: &str, words: usize) -> String {
     let words: Vec<String> = (0..words)
         .map(|index| format!("{salt} {}", index * 7919 % 1000))
         .collect();

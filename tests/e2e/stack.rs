@@ -29,7 +29,7 @@ const POLL: Duration = Duration::from_millis(20);
 static ROOM: Semaphore = Semaphore::const_new(2);
 
 /// Bypass when less than half of the prompt is new; everything else goes remote.
-pub const POLICY: &str = "
+pub(crate) const POLICY: &str = "
 apiVersion: sidestep.dev/v1alpha1
 kind: DisaggregationPolicy
 metadata: {name: test}
@@ -39,19 +39,19 @@ spec:
 ";
 
 /// What a test wants.
-pub struct Setup {
-    pub pods: Vec<Pod>,
-    pub policy: String,
+pub(crate) struct Setup {
+    pub(crate) pods: Vec<Pod>,
+    pub(crate) policy: String,
     /// Keys and values of the picker's `limits`.
-    pub limits: Vec<(&'static str, &'static str)>,
+    pub(crate) limits: Vec<(&'static str, &'static str)>,
     /// Where spans go.
-    pub otlp: Option<SocketAddr>,
+    pub(crate) otlp: Option<SocketAddr>,
     /// Changes to the gateway's configuration.
-    pub gateway: Box<dyn Fn(&mut GatewayConfig) + Send>,
+    pub(crate) gateway: Box<dyn Fn(&mut GatewayConfig) + Send>,
 }
 
 impl Setup {
-    pub fn new(pods: Vec<Pod>) -> Setup {
+    pub(crate) fn new(pods: Vec<Pod>) -> Setup {
         Setup {
             pods,
             policy: POLICY.into(),
@@ -61,24 +61,24 @@ impl Setup {
         }
     }
 
-    pub fn gateway(mut self, change: impl Fn(&mut GatewayConfig) + Send + 'static) -> Setup {
+    pub(crate) fn gateway(mut self, change: impl Fn(&mut GatewayConfig) + Send + 'static) -> Setup {
         self.gateway = Box::new(change);
         self
     }
 
-    pub fn limit(mut self, key: &'static str, value: &'static str) -> Setup {
+    pub(crate) fn limit(mut self, key: &'static str, value: &'static str) -> Setup {
         self.limits.push((key, value));
         self
     }
 
-    pub fn policy(mut self, policy: &str) -> Setup {
+    pub(crate) fn policy(mut self, policy: &str) -> Setup {
         self.policy = policy.into();
         self
     }
 }
 
 /// A simulated engine on free ports.
-pub fn engine(name: &str, role: &'static str) -> Pod {
+pub(crate) fn engine(name: &str, role: &'static str) -> Pod {
     let [address, events, replay] = free_addresses().unwrap();
     Pod {
         name: name.into(),
@@ -90,7 +90,7 @@ pub fn engine(name: &str, role: &'static str) -> Pod {
 }
 
 /// A recorder as a pod of the picker's: no KV events, nothing to ask it.
-pub fn recorded(name: &str, role: &'static str, recorder: &Recorder) -> Pod {
+pub(crate) fn recorded(name: &str, role: &'static str, recorder: &Recorder) -> Pod {
     Pod {
         name: name.into(),
         address: recorder.address,
@@ -101,10 +101,10 @@ pub fn recorded(name: &str, role: &'static str, recorder: &Recorder) -> Pod {
 }
 
 /// A running deployment.
-pub struct Stack {
-    pub gateway: SocketAddr,
-    pub admin: SocketAddr,
-    pub client: Client,
+pub(crate) struct Stack {
+    pub(crate) gateway: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) client: Client,
     envoy: Process,
     picker: Option<Process>,
     engines: Vec<Process>,
@@ -125,13 +125,13 @@ impl Drop for Stack {
 
 impl Stack {
     /// Starts everything and waits until every pod is ready.
-    pub async fn start(setup: Setup) -> Stack {
+    pub(crate) async fn start(setup: Setup) -> Stack {
         let stack = Stack::start_without_waiting(setup).await;
         stack.wait_until_ready().await;
         stack
     }
 
-    pub async fn start_without_waiting(setup: Setup) -> Stack {
+    pub(crate) async fn start_without_waiting(setup: Setup) -> Stack {
         let room = ROOM.acquire().await.unwrap();
         let folder = tempfile::tempdir().unwrap();
         let [gateway, ext_proc, health, admin] = free_addresses().unwrap();
@@ -198,7 +198,7 @@ impl Stack {
     }
 
     /// Waits until the picker has every pod ready and Envoy answers.
-    pub async fn wait_until_ready(&self) {
+    pub(crate) async fn wait_until_ready(&self) {
         eventually("every pod is ready", async || {
             let pods = self.pods().await?;
             let ready =
@@ -213,12 +213,12 @@ impl Stack {
     }
 
     /// The URL of a path through Envoy.
-    pub fn url(&self, path: &str) -> String {
+    pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.gateway)
     }
 
     /// Sends a request through Envoy; the answer's head, its body still to come.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         request: http::request::Builder,
         body: impl Into<Bytes>,
@@ -228,7 +228,7 @@ impl Stack {
     }
 
     /// Sends a request through Envoy and reads the whole answer.
-    pub async fn ask(
+    pub(crate) async fn ask(
         &self,
         request: http::request::Builder,
         body: impl Into<Bytes>,
@@ -242,7 +242,7 @@ impl Stack {
     }
 
     /// A streamed chat completion through Envoy.
-    pub async fn chat(&self, messages: &Value) -> Answer {
+    pub(crate) async fn chat(&self, messages: &Value) -> Answer {
         let body = json!({"model": MODEL, "messages": messages, "max_tokens": 8, "stream": true});
         self.client
             .chat(&self.url("/v1/chat/completions"), "test", &body)
@@ -251,7 +251,7 @@ impl Stack {
     }
 
     /// The picker's pods, if it answers.
-    pub async fn pods(&self) -> Option<Vec<Value>> {
+    pub(crate) async fn pods(&self) -> Option<Vec<Value>> {
         let (status, body) = self
             .client
             .get(&format!("http://{}/v1/pods", self.admin))
@@ -264,7 +264,7 @@ impl Stack {
     }
 
     /// The picker's last decision.
-    pub async fn last_decision(&self) -> Value {
+    pub(crate) async fn last_decision(&self) -> Value {
         let (_, body) = self
             .client
             .get(&format!("http://{}/v1/decisions?limit=1000", self.admin))
@@ -280,7 +280,7 @@ impl Stack {
     }
 
     /// The picker's record of the decision behind an answer.
-    pub async fn decision(&self, answer: &Answer) -> Value {
+    pub(crate) async fn decision(&self, answer: &Answer) -> Value {
         let id = answer
             .decision
             .as_ref()
@@ -295,7 +295,7 @@ impl Stack {
     }
 
     /// A metric without labels.
-    pub async fn metric(&self, name: &str) -> Option<f64> {
+    pub(crate) async fn metric(&self, name: &str) -> Option<f64> {
         let (_, body) = self
             .client
             .get(&format!("http://{}/metrics", self.admin))
@@ -309,7 +309,7 @@ impl Stack {
     }
 
     /// Waits until the picker counts this many requests in flight, on itself and on its pods.
-    pub async fn wait_for_in_flight(&self, count: u64) {
+    pub(crate) async fn wait_for_in_flight(&self, count: u64) {
         eventually(&format!("{count} requests are in flight"), async || {
             let gauge = self.metric("sidestep_requests_in_flight").await?;
             let pods = self.pods().await?;
@@ -319,12 +319,12 @@ impl Stack {
         .await;
     }
 
-    pub fn picker(&mut self) -> &mut Process {
+    pub(crate) fn picker(&mut self) -> &mut Process {
         self.picker.as_mut().expect("the picker runs")
     }
 
     /// Ends the picker at once.
-    pub async fn kill_picker(&mut self) {
+    pub(crate) async fn kill_picker(&mut self) {
         self.picker
             .take()
             .expect("the picker runs")
@@ -334,12 +334,12 @@ impl Stack {
     }
 
     /// Starts the picker again, on the same ports, with the same configuration.
-    pub fn restart_picker(&mut self) {
+    pub(crate) fn restart_picker(&mut self) {
         self.picker = Some(spawn_picker(self.folder.path()));
     }
 
     /// Ends an engine at once.
-    pub async fn kill_engine(&mut self, name: &str) {
+    pub(crate) async fn kill_engine(&mut self, name: &str) {
         let index = self
             .engines
             .iter()
@@ -349,12 +349,12 @@ impl Stack {
     }
 
     /// What the picker has logged.
-    pub fn picker_log(&self) -> String {
+    pub(crate) fn picker_log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("picker.log")).unwrap()
     }
 
     /// Its files.
-    pub fn file(&self, name: &str) -> PathBuf {
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 }
@@ -371,7 +371,7 @@ fn spawn_picker(folder: &Path) -> Process {
 }
 
 /// Waits until `condition` gives a value; fails the test when it does not in time.
-pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let waited = tokio::time::timeout(DEADLINE, async {
         loop {
             if let Some(value) = condition().await {
@@ -386,6 +386,6 @@ pub async fn eventually<T>(what: &str, mut condition: impl AsyncFnMut() -> Optio
 }
 
 /// Any address may be named by the picker, as gateways that follow a pool have it.
-pub fn any_address(config: &mut GatewayConfig) {
+pub(crate) fn any_address(config: &mut GatewayConfig) {
     config.pods = Pods::AnyAddress;
 }
