@@ -16,7 +16,7 @@ use sidestep::cli::demo::gateway::{GatewayConfig, Pods};
 use sidestep::cli::demo::picker::{MODEL, PickerConfig, Pod};
 use sidestep::cli::demo::process::{Process, free_addresses};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -351,11 +351,6 @@ impl Stack {
     /// What the picker has logged.
     pub(crate) fn picker_log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("picker.log")).unwrap()
-    }
-
-    /// Its files.
-    pub(crate) fn file(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
     }
 }
 

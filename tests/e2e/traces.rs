@@ -92,6 +92,16 @@ async fn without_a_client_trace_all_spans_share_the_trace_that_envoy_began() {
     );
     let decision = traced.stack.last_decision().await;
     assert_eq!(decision["trace_id"], trace.as_str());
+    // The span says what the journal says.
+    assert_eq!(span.name, "pick");
+    for (attribute, field) in [
+        ("sidestep.decision.id", "id"),
+        ("sidestep.because", "because"),
+        ("sidestep.decode.endpoint", "decode"),
+    ] {
+        let said = span.attributes.get(attribute).map(String::as_str);
+        assert_eq!(said, decision[field].as_str(), "{attribute}: {span:?}");
+    }
 }
 
 #[tokio::test]
