@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 /// The model that the demo's engines serve.
-pub const MODEL: &str = "demo";
+pub const MODEL: &str = "sidestep-small";
 
 const TEMPLATE: &str = include_str!("picker.yaml.j2");
 
@@ -63,10 +63,10 @@ impl Pod {
             format!("--time-scale={time_scale}"),
         ];
         if let Some(events) = self.events {
-            arguments.push(format!("--kv-events={events}"));
+            arguments.push(format!("--events={events}"));
         }
         if let Some(replay) = self.replay {
-            arguments.push(format!("--kv-replay={replay}"));
+            arguments.push(format!("--replay={replay}"));
         }
         arguments
     }

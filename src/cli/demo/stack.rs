@@ -276,8 +276,12 @@ async fn not_ready(client: &Client, urls: &Urls) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn all_pods_ready(_pods: &serde_json::Value) -> bool {
-    true
+/// Whether the picker reaches every pod and follows its KV events.
+fn all_pods_ready(pods: &serde_json::Value) -> bool {
+    let pods = pods.as_array().map(Vec::as_slice).unwrap_or_default();
+    let ready =
+        |pod: &serde_json::Value| pod["availability"] == "ready" && pod["kv_source"] == "live";
+    pods.len() == PODS && pods.iter().all(ready)
 }
 
 fn write(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
