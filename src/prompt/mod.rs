@@ -21,6 +21,7 @@ use crate::blocks::BlockChain;
 use crate::units::Tokens;
 use smallvec::SmallVec;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use encode::Encoder;
 pub use openai::{BodyError, ChatInput, Input, Request, parse};
@@ -123,4 +124,15 @@ impl fmt::Display for EncodeTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
+}
+
+/// `work`, or `None` if it panicked.
+///
+/// For calls into the tokenizer and the template engine: whatever a client sends, a fault of theirs
+/// costs one exact count, not the process. (minijinja 2.24 panics on `[][::-1]`, which a template
+/// may well write, and the tokenizer is a release candidate.) Neither leaves state behind that a
+/// panic could have broken: a template renders from values into a new string, and the tokenizer's
+/// scratch space is cleared before each use.
+fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
 }

@@ -13,7 +13,10 @@ fn a_chat_is_counted_with_the_model_s_template() {
     let body = br#"{"model":"sidestep-small","messages":[{"role":"user","content":"Hello"}]}"#;
     let request = parse(Api::ChatCompletions, body).unwrap();
     let ids = encoder.token_ids(&request).unwrap().remove(0);
-    let model = (encoder.profiles().resolve(&ModelName::from("sidestep-small"))).unwrap();
+    let model = (encoder
+        .profiles()
+        .resolve(&ModelName::from("sidestep-small")))
+    .unwrap();
     assert_eq!(
         model.profile.tokenizer().unwrap().decode(&ids).unwrap(),
         "<|bos|><|turn|>user\nHello<|end|>\n<|turn|>assistant\n"

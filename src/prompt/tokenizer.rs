@@ -5,8 +5,8 @@
 //! Invariant: special tokens inside a text are parsed as special tokens, because engines do; padding
 //! and truncation settings of the file are ignored, because engines do.
 
+use super::guarded;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::pipeline::{
     EncodeOptions, Override, PipelinePatternMatcher, PipelineToken, PipelineTokenizer,
 };
@@ -177,10 +177,4 @@ impl Tokenizer {
 fn from_older(text: &str) -> Result<PipelineTokenizer, String> {
     let current = tokenizers::canonicalize_str(text).map_err(|error| error.to_string())?;
     tokenizers::from_json(&current).map_err(|error| error.to_string())
-}
-
-/// `work`, or `None` if it panicked: the library is a release candidate, and no text may take the
-/// process down.
-fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(work)).ok()
 }

@@ -13,3 +13,4 @@ mod decide_golden;
 mod decide_ledger;
 /// What must hold for every snapshot.
 mod decide_properties;
+mod prompt_golden;

@@ -15,6 +15,7 @@ mod python;
 pub use format::ContentFormat;
 pub(crate) use messages::arguments;
 
+use super::guarded;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde::Serialize;
 use std::time::SystemTime;
@@ -80,12 +81,20 @@ impl Template {
     /// # Errors
     /// When the template refuses: by `raise_exception`, or because an operation on a value failed.
     pub fn render(&self, values: impl Serialize) -> Result<String, RenderError> {
-        (self.environment.get_template(NAME))
-            .and_then(|template| template.render(values))
-            .map_err(|error| RenderError {
-                fault: error.kind().to_string(),
-                line: error.line().unwrap_or(0),
+        guarded(|| {
+            (self.environment.get_template(NAME))
+                .and_then(|template| template.render(values))
+                .map_err(|error| RenderError {
+                    fault: error.kind().to_string(),
+                    line: error.line().unwrap_or(0),
+                })
+        })
+        .unwrap_or_else(|| {
+            Err(RenderError {
+                fault: "a panic".to_owned(),
+                line: 0,
             })
+        })
     }
 }
 
@@ -94,11 +103,12 @@ fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(python::method);
     environment.set_formatter(|out, _state, value| python::write_str(out, value));
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", python::string);
     environment.add_test("sequence", python::is_sequence);
+    environment.add_test("iterable", python::is_iterable);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment

@@ -6,7 +6,8 @@
 //! `repr(float)` gives them (`1e-07`, `1e+16`, `1.0`).
 
 use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Error, ErrorKind, Output, Value};
+use minijinja::{Error, ErrorKind, Output, State, Value};
+use minijinja_contrib::pycompat;
 use std::fmt::{self, Write};
 
 /// Writes `value` as `str(value)`, except that an undefined value writes nothing (Jinja's rule).
@@ -39,7 +40,8 @@ fn repr_into(out: &mut impl Write, value: &Value) -> fmt::Result {
             let number = f64::try_from(value.clone()).unwrap_or(f64::NAN);
             out.write_str(&float(number, ["nan", "inf", "-inf"]))
         }
-        ValueKind::Seq => {
+        // A slice is an iterator here, and a list in Python.
+        ValueKind::Seq | ValueKind::Iterable => {
             out.write_char('[')?;
             for (index, item) in value.try_iter().into_iter().flatten().enumerate() {
                 out.write_str(if index == 0 { "" } else { ", " })?;
@@ -114,12 +116,60 @@ fn float(number: f64, special: [&str; 3]) -> String {
     }
 }
 
+/// Python's methods of strings, lists and dictionaries.
+pub(super) fn method(
+    state: &State,
+    value: &Value,
+    name: &str,
+    args: &[Value],
+) -> Result<Value, Error> {
+    match (value.as_str(), name, args) {
+        // `pycompat` counts bytes, Python characters.
+        (Some(text), "find" | "rfind", [part, rest @ ..]) if rest.len() < 2 => {
+            let start = rest.first().map_or(Some(0), Value::as_i64);
+            match (part.as_str(), start.and_then(|at| usize::try_from(at).ok())) {
+                (Some(part), Some(start)) => Ok(Value::from(find(text, part, start, name))),
+                _ => pycompat::unknown_method_callback(state, value, name, args),
+            }
+        }
+        // Of no characters, none is a digit.
+        (Some(""), "isdigit" | "isalpha" | "isalnum" | "isnumeric" | "isspace", []) => {
+            Ok(Value::from(false))
+        }
+        _ => pycompat::unknown_method_callback(state, value, name, args),
+    }
+}
+
+/// `text.find(part, start)` or `text.rfind(part, start)`, in characters; -1 if it is not there.
+fn find(text: &str, part: &str, start: usize, name: &str) -> i64 {
+    let skipped = match text.char_indices().nth(start) {
+        Some((at, _)) => at,
+        None if text.chars().count() == start => text.len(),
+        None => return -1,
+    };
+    let found = match name {
+        "find" => text[skipped..].find(part),
+        _ => text[skipped..].rfind(part),
+    };
+    found.map_or(-1, |at| {
+        i64::try_from(text[..skipped + at].chars().count()).unwrap_or(i64::MAX)
+    })
+}
+
 /// Jinja's `sequence` test asks for a length and an index operator, which Python's strings and
 /// dictionaries have as well.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
         ValueKind::Seq | ValueKind::String | ValueKind::Map
+    )
+}
+
+/// Jinja's `iterable` test asks for an iterator, which `None` has not.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    !matches!(
+        value.kind(),
+        ValueKind::None | ValueKind::Bool | ValueKind::Number
     )
 }
 
