@@ -115,10 +115,13 @@ pub(super) fn understand(
     let mut names = SmallVec::new();
     names.push(request.model.clone());
     let label = resolved.as_ref().map(|_| Arc::clone(&request.model.0));
-    if let Some(name) = resolved.map(|resolved| resolved.model_name())
-        && !names.contains(&name)
+    // An alias is a name that only clients know; the pods know the model's own. An adapter's name
+    // stands for itself: a pod may serve the model without it.
+    if let Some(resolved) = resolved
+        && resolved.adapter.is_none()
+        && !names.contains(resolved.profile.name())
     {
-        names.push(name);
+        names.push(resolved.profile.name().clone());
     }
     Ok(Understood {
         kind: AskKind::Generate,

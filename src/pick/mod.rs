@@ -5,6 +5,7 @@
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
 mod ask;
+mod draws;
 pub mod flight;
 pub mod head;
 pub mod refusal;
@@ -24,6 +25,7 @@ use crate::load::{Admission, Booking, Ledger};
 use crate::names::{ModelName, SessionId};
 use crate::observe::{Observation, Observer};
 use crate::pick::ask::Understood;
+use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
 use crate::pick::usage::Tail;
 use crate::prompt::{Api, Encoder};
@@ -35,7 +37,7 @@ use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
 
 /// Bodies up to this many bytes are read and tokenised where they arrive: about 50 µs of work.
@@ -81,6 +83,7 @@ pub struct Picker {
     tracing: Tracing,
     journal: Journal,
     ids: DecisionIds,
+    draws: Draws,
     /// Bounds the prompts that are tokenised at once on blocking threads.
     encoding: Arc<Semaphore>,
 }
@@ -98,6 +101,7 @@ impl Picker {
     /// A picker made of `parts`.
     #[must_use]
     pub fn new(parts: Parts) -> Picker {
+        let draws = Draws::new();
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         parts.metrics.generation(parts.in_force.policy.generation);
         Picker {
@@ -108,7 +112,8 @@ impl Picker {
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
-            ids: DecisionIds::new(),
+            ids: DecisionIds::new(draws.next()),
+            draws,
             encoding: Arc::new(Semaphore::new(threads)),
         }
     }
@@ -150,7 +155,7 @@ impl Picker {
         let (decision, booking, observation, outcome) =
             self.admit(&in_force, head, &understood, session, understood_at)?;
 
-        let id = self.ids.next();
+        let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
         if !head.gateway_traces
             && let Some(own) = span.traceparent()
@@ -226,7 +231,7 @@ impl Picker {
     ) -> Result<(Decision, Booking, Observation, SessionOutcome), Refusal> {
         let names: Vec<&ModelName> = understood.names.iter().collect();
         let mut observation = self.observer.look(&names, &understood.chains, now);
-        let mut ask = understood.ask(head, self.ids.draw());
+        let mut ask = understood.ask(head, self.draws.next());
         let mut before = None;
         let admission = Admission {
             chains: &understood.chains,
