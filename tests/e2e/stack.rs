@@ -86,6 +86,7 @@ pub(crate) fn engine(name: &str, role: &'static str) -> Pod {
         role,
         events: Some(events),
         replay: Some(replay),
+        batch_tokens: 8192,
     }
 }
 
@@ -97,6 +98,7 @@ pub(crate) fn recorded(name: &str, role: &'static str, recorder: &Recorder) -> P
         role,
         events: None,
         replay: None,
+        batch_tokens: 8192,
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Pod {
     pub events: Option<SocketAddr>,
     /// Where missed events can be asked for again.
     pub replay: Option<SocketAddr>,
+    /// Prompt tokens it computes in one batch (vLLM's `max_num_batched_tokens`).
+    pub batch_tokens: u32,
 }
 
 impl Pod {
@@ -61,6 +63,7 @@ impl Pod {
             format!("--listen={}", self.address),
             format!("--model={MODEL}"),
             format!("--time-scale={time_scale}"),
+            format!("--max-num-batched-tokens={}", self.batch_tokens),
         ];
         if let Some(events) = self.events {
             arguments.push(format!("--events={events}"));

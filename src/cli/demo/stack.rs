@@ -21,6 +21,8 @@ const PODS: usize = PREFILL + DECODE;
 /// The gateway, and the picker's three ports.
 const OTHERS: usize = 4;
 const ADDRESSES: usize = 3 * PODS + OTHERS;
+/// Small enough that a few long prompts at once make a prefill pod busy.
+const BATCH_TOKENS: u32 = 4096;
 /// How often the whole is started anew when another program takes a port first.
 const ATTEMPTS: usize = 3;
 const READY_WITHIN: Duration = Duration::from_secs(60);
@@ -254,6 +256,7 @@ fn pods(addresses: &[SocketAddr]) -> Vec<Pod> {
                 role,
                 events: Some(ports[1]),
                 replay: Some(ports[2]),
+                batch_tokens: BATCH_TOKENS,
             }
         })
         .collect()
