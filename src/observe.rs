@@ -148,9 +148,8 @@ impl Observation {
 }
 
 fn serves(pod: &Pod, names: &[&ModelName]) -> Serves {
-    let listed = |name: &&ModelName| {
-        pod.spec.models.contains(name) || pod.spec.adapters.contains(name)
-    };
+    let listed =
+        |name: &&ModelName| pod.spec.models.contains(name) || pod.spec.adapters.contains(name);
     if names.is_empty() || pod.spec.models.is_empty() || names.iter().any(listed) {
         Serves::Yes
     } else {

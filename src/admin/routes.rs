@@ -14,8 +14,7 @@ use serde::Serialize;
 const MOST_RECORDS: usize = 1000;
 
 /// What exists, for the answer to an unknown path.
-const PATHS: &str =
-    "/metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/decisions?after=N&limit=N, /v1/decisions/ID";
+const PATHS: &str = "/metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/decisions?after=N&limit=N, /v1/decisions/ID";
 
 /// Answers one request.
 pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Response<Full<Bytes>> {

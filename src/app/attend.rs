@@ -5,7 +5,8 @@
 //! Invariant: a pod that is gone leaves nothing behind: its tasks are stopped before its blocks and
 //! its load are forgotten, so nothing can put them back.
 
-use crate::fleet::{Pod, PodSpec, Probe, Roster, scrape};
+use crate::fleet::scrape::{Scrapers, Settings};
+use crate::fleet::{Pod, PodSpec, Roster};
 use crate::kv::feed::{self, Feed, FeedSource};
 use crate::kv::index::Index;
 use crate::load::Ledger;
@@ -21,13 +22,8 @@ pub(super) struct Attendant {
     index: Arc<Index>,
     sources: Arc<Sources>,
     ledger: Ledger,
-    pods: HashMap<PodId, Tasks>,
-}
-
-#[derive(Debug)]
-struct Tasks {
-    feed: Option<Arc<Feed>>,
-    _probe: Option<scrape::Scrape>,
+    feeds: HashMap<PodId, Arc<Feed>>,
+    scrapers: Scrapers,
 }
 
 impl Attendant {
@@ -42,7 +38,8 @@ impl Attendant {
             index,
             sources,
             ledger,
-            pods: HashMap::new(),
+            feeds: HashMap::new(),
+            scrapers: Scrapers::new(Settings::default()),
         }
     }
 
@@ -56,21 +53,24 @@ impl Attendant {
         let changes = self.roster.apply(specs);
         for pod in &changes.removed {
             tracing::info!(pod = %pod.spec.name, endpoint = %pod.spec.endpoint, "pod removed");
-            self.pods.remove(&pod.id);
+            self.feeds.remove(&pod.id);
         }
         for pod in changes.added.iter().chain(&changes.respecified) {
             tracing::info!(
                 pod = %pod.spec.name, endpoint = %pod.spec.endpoint, role = pod.spec.role.as_str(),
                 "pod listed"
             );
-            self.pods.remove(&pod.id);
-            let tasks = self.attend(pod);
-            self.pods.insert(pod.id, tasks);
+            self.index.add_pod(pod.id);
+            self.feeds.remove(&pod.id);
+            if let Some(feed) = self.feed(pod) {
+                self.feeds.insert(pod.id, feed);
+            }
         }
+        self.scrapers.follow(&self.roster.view());
         self.sources.set(
-            self.pods
+            self.feeds
                 .iter()
-                .filter_map(|(id, tasks)| Some((*id, Arc::clone(tasks.feed.as_ref()?)))),
+                .map(|(id, feed)| (*id, Arc::clone(feed))),
         );
         for pod in &changes.removed {
             self.index.forget(pod.id);
@@ -84,25 +84,16 @@ impl Attendant {
         }
     }
 
-    fn attend(&self, pod: &Arc<Pod>) -> Tasks {
-        let feed = pod.spec.kv_events.as_ref().map(|source| {
-            Arc::new(feed::spawn(
-                Arc::clone(&self.index),
-                pod.id,
-                FeedSource {
-                    events: source.events.clone(),
-                    replay: source.replay.clone(),
-                    topic: source.topic.clone(),
-                },
-            ))
-        });
-        let probe = match &pod.spec.probe {
-            Probe::Off => None,
-            Probe::Metrics { .. } => Some(scrape::spawn(Arc::clone(pod))),
-        };
-        Tasks {
-            feed,
-            _probe: probe,
-        }
+    fn feed(&self, pod: &Arc<Pod>) -> Option<Arc<Feed>> {
+        let source = pod.spec.kv_events.as_ref()?;
+        Some(Arc::new(feed::spawn(
+            Arc::clone(&self.index),
+            pod.id,
+            FeedSource {
+                events: source.events.clone(),
+                replay: source.replay.clone(),
+                topic: source.topic.clone(),
+            },
+        )))
     }
 }

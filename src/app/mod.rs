@@ -36,8 +36,6 @@ use tokio::task::JoinSet;
 const JOURNAL: usize = 2048;
 /// How often watched files are looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
-/// Tokens per block of an engine that says nothing: vLLM's default on accelerators.
-const DEFAULT_BLOCK_SIZE: u32 = 16;
 
 /// The program could not start.
 #[derive(Debug, thiserror::Error)]
@@ -107,8 +105,8 @@ impl App {
 
         let roster = Arc::new(Roster::new());
         let index = Arc::new(Index::new(crate::kv::index::Limits {
-            max_blocks: process.index.max_blocks,
-            max_blocks_per_pod: process.index.max_blocks_per_pod,
+            blocks: process.index.max_blocks,
+            blocks_per_pod: process.index.max_blocks_per_pod,
         }));
         let sources = Arc::new(Sources::default());
         let ledger = Ledger::default();
@@ -118,8 +116,7 @@ impl App {
             .models
             .iter()
             .find_map(|model| model.block_size)
-            .or_else(|| BlockSize::new(DEFAULT_BLOCK_SIZE))
-            .unwrap_or(BlockSize::ONE);
+            .unwrap_or(BlockSize::DEFAULT);
         let picker = Arc::new(Picker::new(Parts {
             encoder: models::encoder(&loaded.models)?,
             observer: Observer {

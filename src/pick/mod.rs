@@ -350,11 +350,7 @@ struct Settled {
     predicted: Option<u64>,
 }
 
-fn session(
-    policy: &Policy,
-    head: &Head,
-    understood: &Understood,
-) -> Option<(SessionId, Duration)> {
+fn session(policy: &Policy, head: &Head, understood: &Understood) -> Option<(SessionId, Duration)> {
     let key = match &policy.session_affinity {
         SessionAffinity::Off => return None,
         SessionAffinity::Soft(key) | SessionAffinity::Hard(key) => key,
