@@ -1,8 +1,9 @@
 //! Black-box and repository tests, one binary.
 
+/// The shape of the source: layers, purity, file sizes.
 mod architecture;
-//! Black-box tests of the library, in one binary.
-
+/// Files in, valid types or every fault out.
+mod config;
 /// Table tests of the kernel: the bypass rule, the gate, pins, sessions, roles.
 mod decide;
 /// Fixtures of the kernel's tests: pods, asks, policies.
@@ -13,7 +14,7 @@ mod decide_golden;
 mod decide_ledger;
 /// What must hold for every snapshot.
 mod decide_properties;
-mod prompt_golden;
-//! Black-box tests of the library.
-mod config;
+/// Pods listed, probed, gone.
 mod fleet;
+/// Chat templates and their renders.
+mod prompt_golden;
