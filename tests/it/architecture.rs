@@ -76,12 +76,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "app",
             "config",
+            "decide",
             "engine",
             "names",
-            "units",
-            "decide",
-            "telemetry",
+            "prompt",
             "route",
+            "telemetry",
+            "units",
         ],
     ),
     ("lib", &[]),
@@ -90,15 +91,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Words that may stand only in the named files.
 const ONLY_IN: &[(&str, &[&str])] = &[
-    (
-        "envoy_types::",
-        &["src/extproc/wire.rs", "src/extproc/server.rs"],
-    ),
+    ("envoy_types::", &["src/extproc/wire", "src/extproc/server"]),
     ("serde_yaml::", &["src/config/"]),
     ("opentelemetry::", &["src/telemetry/trace.rs"]),
     ("opentelemetry_sdk::", &["src/telemetry/trace.rs"]),
     ("zeromq::", &["src/kv/feed", "src/engine/"]),
-    ("minijinja::", &["src/prompt/template"]),
+    ("minijinja::", &["src/prompt/", "src/cli/demo/"]),
     ("tokenizers::", &["src/prompt/tokenizer"]),
 ];
 
