@@ -299,6 +299,7 @@ fn every_module_says_what_lives_there() {
     let missing: Vec<String> = code()
         .into_iter()
         .map(|(path, _)| path)
+        .filter(|path| !path.ends_with("tests.rs"))
         .filter(|path| {
             !fs::read_to_string(root().join(path))
                 .unwrap()
