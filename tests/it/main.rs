@@ -1,5 +1,12 @@
 //! Black-box tests of the library, in one binary.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "fixtures and models fail the test that uses them"
+)]
+
 /// Table tests of the kernel: the bypass rule, the gate, pins, sessions, roles.
 mod decide;
 /// Fixtures of the kernel's tests: pods, asks, policies.
