@@ -35,8 +35,8 @@ words! {
         PinnedElsewhere => "pinned_elsewhere",
         /// The session belongs to another pod.
         SessionElsewhere => "session_elsewhere",
-        /// It is the destination already, and its engine refuses to do both.
-        AlreadyDestination => "already_destination",
+        /// It does the other half already, and its engine refuses to do both.
+        AlreadyChosen => "already_chosen",
     }
 }
 

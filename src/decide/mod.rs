@@ -171,31 +171,33 @@ pub fn decide(ask: &Ask, snapshot: &Snapshot, policy: &Policy) -> Result<Decisio
     Ok(decided(route, judgement.because, judgement.checks))
 }
 
-/// The three selections. A pod that may be chosen for both halves of a remote route, and whose engine
-/// refuses to do both, is kept as the destination and another is sought for the prefill.
+/// The three selections. Where one pod is the best for both halves of a remote route and its engine
+/// refuses to do both, another is sought for the prefill, and failing that for the decode.
 fn consider(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> Considered {
-    let decode = select(ask, snapshot, terms, Purpose::DecodeOnly);
+    let mut found = Considered {
+        decode: select(ask, snapshot, terms, Purpose::DecodeOnly),
+        ..Considered::default()
+    };
     if ask.kind == AskKind::PassThrough {
-        return Considered {
-            decode,
-            ..Considered::default()
-        };
+        return found;
     }
-    let mut prefill = select(ask, snapshot, terms, Purpose::Prefill);
-    if let (Some(first), Some(decode)) = (prefill, decode)
-        && first.candidate.pod == decode.candidate.pod
+    found.local = select(ask, snapshot, terms, Purpose::PrefillAndDecode);
+    found.prefill = select(ask, snapshot, terms, Purpose::Prefill);
+    if let (Some(prefill), Some(decode)) = (&found.prefill, &found.decode)
+        && prefill.candidate.pod == decode.candidate.pod
         && decode.candidate.local_prefill == LocalPrefill::Unable
     {
         let mut terms = terms.clone();
-        terms.not_for_prefill = Some(decode.candidate.pod);
-        prefill = select(ask, snapshot, &terms, Purpose::Prefill)
-            .filter(|other| other.candidate.pod != decode.candidate.pod);
+        terms.taken = Some(decode.candidate.pod);
+        if let Some(other) = select(ask, snapshot, &terms, Purpose::Prefill) {
+            found.prefill = Some(other);
+        } else if let Some(other) = select(ask, snapshot, &terms, Purpose::DecodeOnly) {
+            found.decode = Some(other);
+        } else {
+            found.prefill = None;
+        }
     }
-    Considered {
-        local: select(ask, snapshot, terms, Purpose::PrefillAndDecode),
-        prefill,
-        decode,
-    }
+    found
 }
 
 /// Why no pod can be the destination.

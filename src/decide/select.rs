@@ -51,8 +51,8 @@ pub struct Terms<'a> {
     pub pins: ClientPins,
     /// The request's subset.
     pub allowed: Allowed<'a>,
-    /// A pod that decodes and therefore cannot also prefill.
-    pub not_for_prefill: Option<PodId>,
+    /// A pod that does one half of a remote route and cannot do the other.
+    pub taken: Option<PodId>,
 }
 
 /// Whether cached blocks attract a decode that follows a remote prefill.
@@ -77,7 +77,7 @@ impl<'a> Terms<'a> {
             tier_credit: rule.bypass.tier_credit(),
             pins: policy.client_pins,
             allowed: Allowed::new(&ask.subset),
-            not_for_prefill: None,
+            taken: None,
         }
     }
 
@@ -139,7 +139,7 @@ pub fn survey<'a>(
     let scoring = terms.scoring_for(purpose);
     snapshot.candidates.iter().map(move |candidate| {
         let cost = check(candidate, &terms.allowed, purpose)
-            .and_then(|()| limit.check(candidate))
+            .and_then(|()| limit.check(candidate, terms.taken))
             .map(|()| price(candidate, ask.prompt_tokens, &scoring, purpose));
         (candidate, cost)
     })
@@ -151,7 +151,6 @@ enum Limit {
     None,
     Pinned(Endpoint),
     Session(PodId),
-    AllBut(PodId),
 }
 
 impl Limit {
@@ -163,10 +162,10 @@ impl Limit {
         }
         let find = |pod: PodId| snapshot.candidates.iter().find(|known| known.pod == pod);
         match (purpose, ask.affinity) {
-            (Purpose::Prefill, _) => terms.not_for_prefill.map_or(Limit::None, Limit::AllBut),
-            (_, Affinity::None) => Limit::None,
+            (Purpose::Prefill, _) | (_, Affinity::None) => Limit::None,
             (_, Affinity::Soft(pod)) => find(pod)
                 .filter(|known| check(known, &terms.allowed, purpose).is_ok())
+                .filter(|known| terms.taken != Some(known.pod))
                 .map_or(Limit::None, |known| Limit::Session(known.pod)),
             (_, Affinity::Hard(pod)) => {
                 find(pod).map_or(Limit::None, |known| Limit::Session(known.pod))
@@ -174,17 +173,15 @@ impl Limit {
         }
     }
 
-    fn check(self, candidate: &Candidate) -> Result<(), Ineligible> {
-        let refusal = match self {
-            Limit::None => return Ok(()),
-            Limit::Pinned(endpoint) if candidate.endpoint == endpoint => return Ok(()),
-            Limit::Session(pod) if candidate.pod == pod => return Ok(()),
-            Limit::AllBut(pod) if candidate.pod != pod => return Ok(()),
-            Limit::Pinned(_) => Ineligible::PinnedElsewhere,
-            Limit::Session(_) => Ineligible::SessionElsewhere,
-            Limit::AllBut(_) => Ineligible::AlreadyDestination,
-        };
-        Err(refusal)
+    fn check(self, candidate: &Candidate, taken: Option<PodId>) -> Result<(), Ineligible> {
+        match self {
+            Limit::Pinned(endpoint) if candidate.endpoint != endpoint => {
+                Err(Ineligible::PinnedElsewhere)
+            }
+            Limit::Session(pod) if candidate.pod != pod => Err(Ineligible::SessionElsewhere),
+            _ if taken == Some(candidate.pod) => Err(Ineligible::AlreadyChosen),
+            Limit::None | Limit::Pinned(_) | Limit::Session(_) => Ok(()),
+        }
     }
 }
 

@@ -15,8 +15,6 @@
 mod booking;
 mod pods;
 mod sessions;
-#[cfg(test)]
-mod tests;
 
 pub use crate::load::booking::Booking;
 

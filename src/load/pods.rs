@@ -199,3 +199,69 @@ impl Account {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::Arc;
+
+    const POD: PodId = PodId {
+        slot: 3,
+        generation: 1,
+    };
+
+    fn charge(keys: &[u128]) -> DecodeCharge {
+        DecodeCharge {
+            pod: POD,
+            prefill_tokens: Tokens::ZERO,
+            keys: keys.iter().map(|key| BlockKey(*key)).collect(),
+            unkeyed: Blocks::ZERO,
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn shared_is_the_run_of_used_keys_whatever_the_hint(
+            used in 0..40_u128,
+            asked in 0..40_u128,
+            hint in 0..50_usize,
+        ) {
+            let mut pods = Pods::default();
+            pods.charge_decode(&charge(&(0..used).collect::<Vec<_>>()));
+            let keys: Arc<[BlockKey]> = (0..asked).map(BlockKey).collect();
+            let expected = usize::try_from(used.min(asked)).unwrap();
+            prop_assert_eq!(pods.shared(POD, &keys, hint), expected);
+        }
+    }
+
+    #[test]
+    fn the_set_of_blocks_gives_its_memory_back() {
+        let mut pods = Pods::default();
+        let large = charge(&(0..100_000).collect::<Vec<_>>());
+        let small = charge(&[1, 2, 3]);
+        pods.charge_decode(&large);
+        pods.charge_decode(&small);
+        pods.release_decode(&large);
+        let account = pods.account(POD).unwrap();
+        assert_eq!(account.keyed.len(), 3);
+        assert!(account.keyed.capacity() < 1_000);
+    }
+
+    #[test]
+    fn a_charge_for_an_earlier_incarnation_is_dropped() {
+        let mut pods = Pods::default();
+        pods.charge_decode(&charge(&[1]));
+        let mut late = charge(&[2]);
+        late.pod.generation = 0;
+        pods.charge_decode(&late);
+        pods.release_decode(&late);
+        assert_eq!(pods.load(POD).requests, 1);
+        assert_eq!(pods.load(late.pod), PodLoad::default());
+    }
+}

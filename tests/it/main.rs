@@ -1,9 +1,17 @@
 //! Black-box and repository tests, one binary.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "fixtures and models fail the test that uses them"
+)]
+
 /// The shape of the source: layers, purity, file sizes.
 mod architecture;
 /// Files in, valid types or every fault out.
 mod config;
+
 /// Table tests of the kernel: the bypass rule, the gate, pins, sessions, roles.
 mod decide;
 /// Fixtures of the kernel's tests: pods, asks, policies.
