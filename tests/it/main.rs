@@ -25,4 +25,5 @@ mod decide_properties;
 /// Pods listed, probed, gone.
 mod fleet;
 /// Chat templates and their renders.
+mod engine;
 mod prompt_golden;
