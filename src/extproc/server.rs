@@ -83,7 +83,8 @@ pub async fn serve<P: PickPods>(
     } = settings;
     let shared = Arc::new(Shared::new(picker, limits, counters));
     let mut reporter = HealthReporter::new();
-    health::register(&reporter, *ready.borrow()).await;
+    let ready_now = *ready.borrow();
+    health::register(&reporter, ready_now).await;
 
     let stop = CancellationToken::new();
     let server = server(tls.config()?)?

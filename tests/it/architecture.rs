@@ -92,7 +92,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const ONLY_IN: &[(&str, &[&str])] = &[
     (
         "envoy_types::",
-        &["src/extproc/wire.rs", "src/extproc/server.rs"],
+        &["src/extproc/wire", "src/extproc/server.rs"],
     ),
     ("serde_yaml::", &["src/config/"]),
     ("opentelemetry::", &["src/telemetry/trace.rs"]),
