@@ -11,7 +11,6 @@
 mod architecture;
 /// Files in, valid types or every fault out.
 mod config;
-
 /// Table tests of the kernel: the bypass rule, the gate, pins, sessions, roles.
 mod decide;
 /// Fixtures of the kernel's tests: pods, asks, policies.
@@ -22,8 +21,11 @@ mod decide_golden;
 mod decide_ledger;
 /// What must hold for every snapshot.
 mod decide_properties;
+/// The simulated engine as a router sees it.
+mod engine;
+/// The gRPC service, driven by a scripted gateway.
+mod extproc_grpc;
 /// Pods listed, probed, gone.
 mod fleet;
 /// Chat templates and their renders.
-mod engine;
 mod prompt_golden;
