@@ -1,3 +1,4 @@
 //! Black-box tests of the library.
 mod config;
+mod config_watch;
 mod fleet;
