@@ -26,6 +26,7 @@ mod engine;
 /// The gRPC service, driven by a scripted gateway.
 mod extproc_grpc;
 /// Pods listed, probed, gone.
+mod config_watch;
 mod fleet;
 /// Chat templates and their renders.
 mod prompt_golden;
