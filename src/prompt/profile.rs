@@ -341,6 +341,19 @@ impl Profiles {
         Ok(Profiles { by_name })
     }
 
+    /// Lets clients use `alias` for `name`.
+    ///
+    /// # Errors
+    /// When `alias` is taken. A `name` that is not known is left alone.
+    pub fn alias(&mut self, name: &ModelName, alias: &ModelName) -> Result<(), ProfileError> {
+        if let Some(resolved) = self.resolve(name)
+            && self.by_name.insert(alias.clone(), resolved).is_some()
+        {
+            return Err(ProfileError::Duplicate(alias.clone()));
+        }
+        Ok(())
+    }
+
     /// The profile of `model`, which may be an adapter's name.
     #[must_use]
     pub fn resolve(&self, model: &ModelName) -> Option<Resolved> {
