@@ -1,5 +1,6 @@
 //! Black-box and repository tests, one binary.
 
+mod prompt_engine;
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
