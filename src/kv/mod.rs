@@ -8,3 +8,5 @@
 
 pub mod encode;
 pub mod event;
+pub mod feed;
+pub mod index;

@@ -109,6 +109,7 @@ fn environment() -> Environment<'static> {
     environment.add_filter("string", python::string);
     environment.add_test("sequence", python::is_sequence);
     environment.add_test("iterable", python::is_iterable);
+    environment.add_test("number", python::is_number);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     environment

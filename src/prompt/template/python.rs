@@ -173,6 +173,11 @@ pub(super) fn is_iterable(value: &Value) -> bool {
     )
 }
 
+/// Python's booleans are numbers.
+pub(super) fn is_number(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+}
+
 /// The filter `tojson`: `json.dumps(value, ensure_ascii=False, …)` with the keyword arguments
 /// `ensure_ascii`, `indent`, `separators` and `sort_keys`, in that order where positional.
 pub(super) fn tojson(value: &Value, args: Rest<Value>, named: Kwargs) -> Result<Value, Error> {
