@@ -127,7 +127,11 @@ impl Speech {
     pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
         let mut finished = true;
         for index in 0..self.choices.len() {
-            let Some(choice) = self.choices.get_mut(index).filter(|choice| !choice.finished) else {
+            let Some(choice) = self
+                .choices
+                .get_mut(index)
+                .filter(|choice| !choice.finished)
+            else {
                 continue;
             };
             finished = false;
