@@ -14,13 +14,21 @@
 //! | `BUFFERED` | headers go on at once, the plan is applied in the reply to the body |
 //! | `NONE` | a pod is chosen without the prompt (counted as `body_not_sent`) |
 //! | `STREAMED`, `BUFFERED_PARTIAL`, `GRPC` | refused with 500 `unsupported_processing_mode` |
-//! | not announced | as `FULL_DUPLEX_STREAMED`; refused with the same 500 when no body message comes within [`session::Limits::unannounced`], because the gateway then waits for us |
+//! | not announced | as `FULL_DUPLEX_STREAMED`; refused with the same 500 when no body message comes within [`Limits::unannounced`], because the gateway then waits for us |
 //!
 //! Requests that bring no body (`GET`, `HEAD`, `OPTIONS`, upgrades, `content-length: 0`) are
 //! answered at their headers in every mode.
 
 pub mod body;
 pub mod counters;
+pub mod exchange;
+mod health;
 pub mod message;
+pub mod server;
 pub mod session;
+pub mod settings;
+pub mod tls;
 pub mod wire;
+
+pub use server::{ServeError, Served, serve};
+pub use settings::{Limits, Settings};

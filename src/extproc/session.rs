@@ -336,6 +336,12 @@ impl Session {
         ))
     }
 
+    /// Whether nothing came yet.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        matches!(self.request, Request::Fresh)
+    }
+
     /// Whether a pick is awaited.
     #[must_use]
     pub fn is_picking(&self) -> bool {

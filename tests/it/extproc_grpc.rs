@@ -1,0 +1,631 @@
+//! The gRPC service as a gateway sees it, over loopback, with a stand-in picker.
+
+use bytes::Bytes;
+use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
+use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
+use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
+use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
+use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
+use envoy_types::pb::envoy::service::ext_proc::v3::{
+    BodyResponse, CommonResponse, HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse,
+    ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
+};
+use sidestep::extproc::counters::Counters;
+use sidestep::extproc::exchange::{Follow, PickPods};
+use sidestep::extproc::tls::Tls;
+use sidestep::extproc::wire::Namespaces;
+use sidestep::extproc::{Limits, ServeError, Served, Settings, serve};
+use sidestep::names::Endpoint;
+use sidestep::pick::{Head, Refusal};
+use sidestep::route::{DecisionId, Plan};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig};
+use tonic::{Code, Status, Streaming};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Answers every pick with the same pod, except for paths that ask for something else.
+#[derive(Default)]
+struct StandIn {
+    flights: Arc<AtomicUsize>,
+    picks: AtomicUsize,
+    finished: Arc<AtomicUsize>,
+    last_trace: parking_lot::Mutex<Option<String>>,
+}
+
+struct Flight {
+    open: Arc<AtomicUsize>,
+    finished: Arc<AtomicUsize>,
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Follow for Flight {
+    fn response_headers(&mut self, _: Option<u16>, _: Option<Endpoint>) {}
+    fn first_bytes(&mut self) {}
+    fn response_bytes(&mut self, _: &[u8]) {}
+    fn finish(self) {
+        self.finished.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl PickPods for StandIn {
+    type Flight = Flight;
+
+    async fn pick(&self, head: Head, _: Option<Bytes>) -> Result<(Plan, Flight), Refusal> {
+        self.picks.fetch_add(1, Ordering::SeqCst);
+        *self.last_trace.lock() = head.trace_parent.clone();
+        if head.path == "/never" {
+            std::future::pending::<()>().await;
+        }
+        self.flights.fetch_add(1, Ordering::SeqCst);
+        let plan = Plan {
+            destination: Endpoint("10.0.0.1:8000".parse().unwrap()),
+            edits: Vec::new(),
+            decision_id: DecisionId::from_raw(7),
+        };
+        let flight = Flight {
+            open: Arc::clone(&self.flights),
+            finished: Arc::clone(&self.finished),
+        };
+        Ok((plan, flight))
+    }
+}
+
+struct Server {
+    address: SocketAddr,
+    picker: Arc<StandIn>,
+    counters: Arc<Counters>,
+    ready: watch::Sender<bool>,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<Served, ServeError>>,
+}
+
+impl Server {
+    async fn start(limits: Limits, tls: Tls) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let picker = Arc::new(StandIn::default());
+        let counters = Arc::new(Counters::default());
+        let (ready, readiness) = watch::channel(true);
+        let (stop, stopped) = oneshot::channel();
+        let settings = Settings {
+            limits,
+            tls,
+            namespaces: Namespaces::default(),
+            ready: readiness,
+            counters: Arc::clone(&counters),
+        };
+        let task = tokio::spawn(serve(listener, Arc::clone(&picker), settings, async move {
+            let _ = stopped.await;
+        }));
+        Server {
+            address,
+            picker,
+            counters,
+            ready,
+            stop: Some(stop),
+            task,
+        }
+    }
+
+    async fn plain(limits: Limits) -> Server {
+        Server::start(limits, Tls::Plaintext).await
+    }
+
+    async fn channel(&self) -> Channel {
+        Channel::from_shared(format!("http://{}", self.address))
+            .unwrap()
+            .connect()
+            .await
+            .unwrap()
+    }
+
+    async fn stop(mut self) -> Served {
+        self.begin_stop();
+        self.task.await.unwrap().unwrap()
+    }
+
+    fn begin_stop(&mut self) {
+        let _ = self.stop.take().map(|stop| stop.send(()));
+    }
+
+    fn open_flights(&self) -> usize {
+        self.picker.flights.load(Ordering::SeqCst)
+    }
+}
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{what}");
+}
+
+/// One stream of a scripted gateway.
+struct Gateway {
+    send: mpsc::UnboundedSender<ProcessingRequest>,
+    answers: Streaming<ProcessingResponse>,
+    modes: (BodySendMode, BodySendMode),
+}
+
+impl Gateway {
+    async fn open(channel: &Channel, modes: (BodySendMode, BodySendMode)) -> Gateway {
+        Gateway::with_trace(channel, modes, None).await
+    }
+
+    async fn duplex(channel: &Channel) -> Gateway {
+        let modes = (BodySendMode::FullDuplexStreamed, BodySendMode::Streamed);
+        Gateway::open(channel, modes).await
+    }
+
+    async fn with_trace(
+        channel: &Channel,
+        modes: (BodySendMode, BodySendMode),
+        trace: Option<&'static str>,
+    ) -> Gateway {
+        let (send, receive) = mpsc::unbounded_channel();
+        let mut request = tonic::Request::new(UnboundedReceiverStream::new(receive));
+        if let Some(trace) = trace {
+            request
+                .metadata_mut()
+                .insert("traceparent", trace.parse().unwrap());
+        }
+        let answers = ExternalProcessorClient::new(channel.clone())
+            .max_decoding_message_size(64 << 20)
+            .process(request)
+            .await
+            .unwrap()
+            .into_inner();
+        Gateway {
+            send,
+            answers,
+            modes,
+        }
+    }
+
+    fn tell(&self, ask: Ask) {
+        let message = ProcessingRequest {
+            protocol_config: Some(ProtocolConfiguration {
+                request_body_mode: self.modes.0.into(),
+                response_body_mode: self.modes.1.into(),
+                send_body_without_waiting_for_header_response: false,
+            }),
+            request: Some(ask),
+            ..ProcessingRequest::default()
+        };
+        // A server that has its answer no longer reads.
+        let _ = self.send.send(message);
+    }
+
+    fn headers(&self, method: &str, path: &str, end: bool) {
+        self.tell(Ask::RequestHeaders(http_headers(
+            &[(":method", method), (":path", path)],
+            end,
+        )));
+    }
+
+    fn body(&self, bytes: &[u8], end: bool) {
+        self.tell(Ask::RequestBody(http_body(bytes, end)));
+    }
+
+    async fn answer(&mut self) -> Answer {
+        let next = tokio::time::timeout(PATIENCE, self.answers.message());
+        next.await.unwrap().unwrap().unwrap().response.unwrap()
+    }
+
+    async fn refusal(&mut self) -> ImmediateResponse {
+        match self.answer().await {
+            Answer::ImmediateResponse(immediate) => immediate,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn status(&mut self) -> Status {
+        let next = tokio::time::timeout(PATIENCE, self.answers.message());
+        next.await.unwrap().unwrap_err()
+    }
+
+    async fn planned(&mut self) {
+        self.headers("POST", "/v1/chat/completions", false);
+        self.body(b"{}", true);
+        assert!(matches!(self.answer().await, Answer::RequestHeaders(_)));
+        assert!(matches!(self.answer().await, Answer::RequestBody(_)));
+    }
+
+    fn respond(&self) {
+        self.tell(Ask::ResponseHeaders(http_headers(
+            &[(":status", "200")],
+            false,
+        )));
+    }
+}
+
+fn http_headers(headers: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
+    let headers = headers
+        .iter()
+        .map(|(key, value)| HeaderValue {
+            key: (*key).to_owned(),
+            raw_value: value.as_bytes().to_vec(),
+            ..HeaderValue::default()
+        })
+        .collect();
+    HttpHeaders {
+        headers: Some(HeaderMap { headers }),
+        end_of_stream,
+        ..HttpHeaders::default()
+    }
+}
+
+fn http_body(bytes: &[u8], end_of_stream: bool) -> HttpBody {
+    HttpBody {
+        body: bytes.to_vec(),
+        end_of_stream,
+        ..HttpBody::default()
+    }
+}
+
+fn streamed(answer: Answer) -> (Vec<u8>, bool) {
+    match answer {
+        Answer::RequestBody(BodyResponse {
+            response:
+                Some(CommonResponse {
+                    body_mutation: Some(mutation),
+                    ..
+                }),
+        }) => match mutation.mutation {
+            Some(Mutation::StreamedResponse(piece)) => (piece.body, piece.end_of_stream),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+fn small() -> Limits {
+    Limits {
+        body: 1 << 20,
+        held_requests: 8,
+        ..Limits::default()
+    }
+}
+
+#[tokio::test]
+async fn long_bodies_come_back_whole_in_messages_below_64_kib() {
+    let server = Server::plain(Limits::default()).await;
+    let channel = server.channel().await;
+    for size in [63 << 10, 64 << 10, (128 << 10) + 1, 10 << 20] {
+        let body: Vec<u8> = (0..size).map(|i| (i % 253) as u8).collect();
+        let mut gateway = Gateway::duplex(&channel).await;
+        gateway.headers("POST", "/v1/chat/completions", false);
+        let pieces: Vec<_> = body.chunks(16 << 10).collect();
+        for (at, piece) in pieces.iter().enumerate() {
+            gateway.body(piece, at + 1 == pieces.len());
+        }
+        assert!(matches!(gateway.answer().await, Answer::RequestHeaders(_)));
+        let mut back = Vec::new();
+        loop {
+            let (piece, end) = streamed(gateway.answer().await);
+            assert!(piece.len() < 64 << 10);
+            back.extend_from_slice(&piece);
+            if end {
+                break;
+            }
+        }
+        assert_eq!(back.len(), body.len());
+        assert!(back == body, "the bytes differ at size {size}");
+    }
+    assert_eq!(server.picker.picks.load(Ordering::SeqCst), 4);
+}
+
+#[tokio::test]
+async fn a_body_above_the_limit_is_a_413_and_the_stream_ends_well() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let mut gateway = Gateway::duplex(&channel).await;
+    gateway.headers("POST", "/v1/chat/completions", false);
+    for _ in 0..40 {
+        gateway.body(&[b' '; 64 << 10], false);
+    }
+    let refusal = gateway.refusal().await;
+    assert_eq!(refusal.status.unwrap().code, 413);
+    assert_eq!(refusal.details, "body_too_large");
+    let end = tokio::time::timeout(PATIENCE, gateway.answers.message());
+    assert!(end.await.unwrap().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_buffered_body_longer_than_any_message_is_a_413_and_not_skipped() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let mut gateway = Gateway::open(&channel, (BodySendMode::Buffered, BodySendMode::None)).await;
+    gateway.headers("POST", "/v1/chat/completions", false);
+    assert!(matches!(gateway.answer().await, Answer::RequestHeaders(_)));
+    gateway.body(&vec![b' '; 6 << 20], true);
+    assert_eq!(gateway.refusal().await.status.unwrap().code, 413);
+    assert_eq!(server.picker.picks.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_get_is_answered_at_once_beside_a_response_that_runs() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let mut runs = Gateway::duplex(&channel).await;
+    runs.planned().await;
+    runs.respond();
+    runs.answer().await;
+
+    let mut get = Gateway::duplex(&channel).await;
+    get.headers("GET", "/v1/models", true);
+    assert!(matches!(get.answer().await, Answer::RequestHeaders(_)));
+    get.respond();
+    assert!(matches!(get.answer().await, Answer::ResponseHeaders(_)));
+    get.tell(Ask::ResponseBody(http_body(b"{}", true)));
+    assert!(matches!(get.answer().await, Answer::ResponseBody(_)));
+    drop(get);
+    until("the get is released", || server.open_flights() == 1).await;
+
+    runs.tell(Ask::ResponseBody(http_body(b"data", false)));
+    assert!(matches!(runs.answer().await, Answer::ResponseBody(_)));
+}
+
+#[tokio::test]
+async fn request_trailers_end_a_body() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let mut gateway = Gateway::duplex(&channel).await;
+    gateway.headers("POST", "/v1/chat/completions", false);
+    gateway.body(b"{}", false);
+    gateway.tell(Ask::RequestTrailers(HttpTrailers::default()));
+    assert!(matches!(gateway.answer().await, Answer::RequestHeaders(_)));
+    assert_eq!(streamed(gateway.answer().await), (b"{}".to_vec(), false));
+    assert!(matches!(gateway.answer().await, Answer::RequestTrailers(_)));
+}
+
+#[tokio::test]
+async fn two_hundred_streams_reset_at_every_point_leave_nothing_behind() {
+    let server = Server::plain(Limits {
+        held_requests: 1_000,
+        ..small()
+    })
+    .await;
+    let channel = server.channel().await;
+    let mut streams = Vec::new();
+    for at in 0..200 {
+        let mut gateway = Gateway::duplex(&channel).await;
+        match at % 6 {
+            0 => gateway.headers("POST", "/v1/chat/completions", false),
+            1 => {
+                gateway.headers("POST", "/v1/chat/completions", false);
+                gateway.body(b"{", false);
+            }
+            2 => {
+                gateway.headers("POST", "/never", false);
+                gateway.body(b"{}", true);
+            }
+            3 => gateway.planned().await,
+            4 => {
+                gateway.planned().await;
+                gateway.respond();
+                gateway.answer().await;
+            }
+            _ => {
+                gateway.planned().await;
+                gateway.respond();
+                gateway.answer().await;
+                gateway.tell(Ask::ResponseBody(http_body(b"data", false)));
+                gateway.answer().await;
+            }
+        }
+        streams.push(gateway);
+    }
+    assert_eq!(server.open_flights(), 99);
+    drop(streams);
+    until("all streams are gone", || {
+        server.counters.open_streams() == 0 && server.open_flights() == 0
+    })
+    .await;
+    assert_eq!(server.picker.finished.load(Ordering::SeqCst), 0);
+    assert_eq!(server.counters.aborted.get(), 99);
+}
+
+#[tokio::test]
+async fn streams_above_the_limit_are_refused_at_once_and_dropped_ones_make_room() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let mut held = Vec::new();
+    for _ in 0..8 {
+        let gateway = Gateway::duplex(&channel).await;
+        gateway.headers("POST", "/v1/chat/completions", false);
+        gateway.body(&[b' '; 512 << 10], false);
+        held.push(gateway);
+    }
+    until("the bodies are held", || {
+        server.counters.request_bytes.get() == 8 * (512 << 10)
+    })
+    .await;
+    for _ in 0..100 {
+        let mut gateway = Gateway::duplex(&channel).await;
+        gateway.headers("POST", "/v1/chat/completions", false);
+        gateway.body(&[b' '; 64 << 10], false);
+        let refusal = gateway.refusal().await;
+        assert_eq!(refusal.status.unwrap().code, 503);
+    }
+    assert_eq!(
+        server.counters.refusals(),
+        [("too_many_requests_held", 503, 100)]
+    );
+    drop(held);
+    until("the held streams are gone", || {
+        server.counters.open_streams() == 0
+    })
+    .await;
+    Gateway::duplex(&channel).await.planned().await;
+}
+
+#[tokio::test]
+async fn the_gateways_trace_is_taken_from_the_streams_metadata() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let modes = (BodySendMode::FullDuplexStreamed, BodySendMode::None);
+    let mut gateway = Gateway::with_trace(&channel, modes, Some(trace)).await;
+    gateway.planned().await;
+    assert_eq!(server.picker.last_trace.lock().as_deref(), Some(trace));
+}
+
+async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, Code> {
+    let request = HealthCheckRequest {
+        service: service.to_owned(),
+    };
+    HealthClient::new(channel.clone())
+        .check(request)
+        .await
+        .map(|answer| answer.into_inner().status())
+        .map_err(|status| status.code())
+}
+
+#[tokio::test]
+async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
+    let server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let names = [
+        "",
+        "readiness",
+        "envoy.service.ext_proc.v3.ExternalProcessor",
+        "inference-extension",
+    ];
+    for name in names {
+        assert_eq!(health(&channel, name).await, Ok(ServingStatus::Serving));
+    }
+    assert_eq!(health(&channel, "other").await, Err(Code::NotFound));
+    server.ready.send(false).unwrap();
+    for name in names {
+        let turned = tokio::time::timeout(PATIENCE, async {
+            while health(&channel, name).await != Ok(ServingStatus::NotServing) {}
+        });
+        assert!(turned.await.is_ok(), "{name}");
+    }
+    assert_eq!(
+        health(&channel, "liveness").await,
+        Ok(ServingStatus::Serving)
+    );
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_running_responses_end_and_takes_no_new_connections() {
+    let mut server = Server::plain(small()).await;
+    let channel = server.channel().await;
+    let watching = {
+        let mut client = HealthClient::new(channel.clone());
+        let request = HealthCheckRequest::default();
+        client.watch(request).await.unwrap().into_inner()
+    };
+    let mut runs = Gateway::duplex(&channel).await;
+    runs.planned().await;
+    runs.respond();
+    runs.answer().await;
+
+    server.begin_stop();
+    let refused = tokio::time::timeout(PATIENCE, async {
+        while tokio::net::TcpStream::connect(server.address).await.is_ok() {}
+    });
+    assert!(refused.await.is_ok(), "the port stays open");
+    for _ in 0..3 {
+        runs.tell(Ask::ResponseBody(http_body(b"data", false)));
+        assert!(matches!(runs.answer().await, Answer::ResponseBody(_)));
+    }
+    runs.tell(Ask::ResponseBody(http_body(b"", true)));
+    runs.answer().await;
+    assert_eq!(server.picker.finished.load(Ordering::SeqCst), 1);
+    drop(runs);
+    let served = tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
+    assert_eq!(served.cut_streams, 0);
+    drop(watching);
+}
+
+#[tokio::test]
+async fn streams_that_outlast_the_drain_are_cut_and_counted() {
+    let server = Server::plain(Limits {
+        drain: Duration::from_millis(50),
+        ..small()
+    })
+    .await;
+    let channel = server.channel().await;
+    let mut runs = Gateway::duplex(&channel).await;
+    runs.planned().await;
+    let mut waits = Gateway::duplex(&channel).await;
+    waits.headers("POST", "/never", true);
+    until("the second pick waits", || {
+        server.picker.picks.load(Ordering::SeqCst) == 2
+    })
+    .await;
+    let picker = Arc::clone(&server.picker);
+    let served = tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
+    assert_eq!(served.cut_streams, 2);
+    assert_eq!(runs.status().await.code(), Code::Unavailable);
+    assert_eq!(waits.refusal().await.details, "shutting_down");
+    assert_eq!(picker.flights.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn tls_with_files_serves_those_who_trust_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    let server = Server::start(small(), Tls::Files { certificate, key }).await;
+    let trusting = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(made.cert.pem()))
+        .domain_name("localhost");
+    let channel = Channel::from_shared(format!("https://{}", server.address))
+        .unwrap()
+        .tls_config(trusting)
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
+    Gateway::duplex(&channel).await.planned().await;
+}
+
+#[tokio::test]
+async fn tls_by_default_shows_a_certificate_that_only_the_unverifying_accept() {
+    let server = Server::start(small(), Tls::default()).await;
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let verifying = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(other.cert.pem()))
+        .domain_name("localhost");
+    let error = Channel::from_shared(format!("https://{}", server.address))
+        .unwrap()
+        .tls_config(verifying)
+        .unwrap()
+        .connect()
+        .await
+        .unwrap_err();
+    let shown = format!("{error:?}");
+    assert!(shown.contains("InvalidCertificate"), "{shown}");
+    let plain = Channel::from_shared(format!("http://{}", server.address)).unwrap();
+    let plain = plain.connect().await;
+    let refused = match plain {
+        Err(_) => true,
+        Ok(channel) => health(&channel, "").await.is_err(),
+    };
+    assert!(refused, "plaintext is not served beside TLS");
+}
