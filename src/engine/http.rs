@@ -70,10 +70,7 @@ async fn answer(
 ) -> Result<Response<Payload>, Infallible> {
     let (head, body) = request.into_parts();
     let response = match body_of(&app, body).await {
-        Ok(body) => {
-            app.recorder.add(&head, &body);
-            route(&app, &head, body).await
-        }
+        Ok(body) => route(&app, &head, body).await,
         Err(refusal) => Err(refusal),
     };
     Ok(response.unwrap_or_else(|refusal| whole(refusal.status, JSON, refusal.body())))
@@ -104,6 +101,7 @@ async fn route(app: &Arc<App>, head: &Parts, body: Bytes) -> Result<Response<Pay
                 "/v1/completions" => Api::Completions,
                 _ => Api::ChatCompletions,
             };
+            app.recorder.add(head, &body);
             let answered = generate::generate(app, api, head, body).await?;
             Ok(respond(answered))
         }

@@ -1,4 +1,4 @@
-//! A memory of the last requests, for tests that ask what really arrived.
+//! A memory of the last generation requests, for tests that ask what really arrived.
 //!
 //! Lives here: [`Recorder`], behind `/sim/requests`; it keeps nothing unless asked to.
 //! Never here: prompt text: a body is kept as its XXH3-128 hash and length only.

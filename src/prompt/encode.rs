@@ -4,11 +4,11 @@
 //! Never here: threads. Encoding is CPU-bound and synchronous; the caller keeps it off I/O threads.
 //! Invariant: the answer is the same with and without the memo.
 
-use super::memo::Memo;
+use super::memo::{Growing, Memo, marks};
 use super::openai::{ChatInput, Input, Request, SpecialTokens, Truncation};
 use super::profile::{ClientTemplate, DeclinedTools, Exact, Profiles, Resolved};
 use super::template::{Template, arguments};
-use super::tokenizer::Tokenizer;
+use super::tokenizer::{EncodeFailed, Tokenizer};
 use super::{Api, Counted, EncodeTrouble, Prompt};
 use crate::blocks::{BlockChain, KeySpace};
 use crate::units::{BlockSize, Tokens};
@@ -75,12 +75,59 @@ impl Encoder {
         model: &Exact,
         spaces: &[KeySpace],
     ) -> Result<Prompt, EncodeTrouble> {
-        let special = special_tokens(request);
-        let mut lists = Vec::with_capacity(texts.as_slice().len());
-        for text in texts.as_slice() {
-            lists.push(encode(&model.tokenizer, text, special, request.truncation)?);
+        let Some((first, others)) = texts.as_slice().split_first() else {
+            return Ok(exact(std::iter::empty(), spaces));
+        };
+        let (special, truncation) = (special_tokens(request), request.truncation);
+        let mut grown = if truncation == Truncation::Off && self.memo.wants(first.len()) {
+            self.encode_long(first, special, model, spaces)?
+        } else {
+            let mut grown = Growing::new(spaces);
+            grown.push(&encode(&model.tokenizer, first, special, truncation)?);
+            grown
+        };
+        for text in others {
+            grown.tokens += encode(&model.tokenizer, text, special, truncation)?.len() as u64;
         }
-        Ok(exact(lists.iter().map(Vec::as_slice), spaces))
+        Ok(Prompt {
+            tokens: Tokens(grown.tokens),
+            counted: Counted::Exact,
+            chains: grown.finish(),
+            trouble: None,
+        })
+    }
+
+    /// Like [`encode`], beginning with the longest prefix of `text` that is remembered.
+    fn encode_long(
+        &self,
+        text: &str,
+        special: bool,
+        model: &Exact,
+        spaces: &[KeySpace],
+    ) -> Result<Growing, EncodeTrouble> {
+        let tokenizer = &model.tokenizer;
+        let marks = marks(text, tokenizer.cuts(text), (model.id, special));
+        let (known, mut grown) = match self.memo.longest(&marks, spaces) {
+            Some((mark, prefix)) => (mark.at, Growing::clone(&prefix)),
+            None => {
+                let mut grown = Growing::new(spaces);
+                grown.push(if special { tokenizer.prefix() } else { &[] });
+                (0, grown)
+            }
+        };
+        let mut ids = Vec::new();
+        let mut begun = known;
+        if let Some(mark) = marks.last().filter(|mark| known < mark.at) {
+            tokenizer.encode_into(&text[known..mark.at], &mut ids)?;
+            grown.push(&ids);
+            ids.clear();
+            self.memo.remember(*mark, grown.clone());
+            begun = mark.at;
+        }
+        tokenizer.encode_into(&text[begun..], &mut ids)?;
+        grown.push(&ids);
+        grown.push(if special { tokenizer.suffix() } else { &[] });
+        Ok(grown)
     }
 
     /// The token ids of each of `request`'s prompts, computed from scratch; what an engine does.
@@ -102,6 +149,12 @@ impl Encoder {
         (texts.as_slice().iter())
             .map(|text| encode(&model.tokenizer, text, special, request.truncation))
             .collect()
+    }
+}
+
+impl From<EncodeFailed> for EncodeTrouble {
+    fn from(_: EncodeFailed) -> EncodeTrouble {
+        EncodeTrouble::Tokenizer
     }
 }
 
@@ -193,9 +246,11 @@ fn encode(
     special: bool,
     truncation: Truncation,
 ) -> Result<Vec<u32>, EncodeTrouble> {
-    let ids = tokenizer.encode(text, special);
-    let ids = ids.map_err(|_| EncodeTrouble::Tokenizer)?;
-    if !special || truncation == Truncation::Off {
+    let ids = tokenizer.encode(text, special)?;
+    if truncation == Truncation::Off {
+        return Ok(ids);
+    }
+    if !special {
         return Ok(cut(&ids, truncation).to_vec());
     }
     // The tokenizer's own tokens stay, and count.

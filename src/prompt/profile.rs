@@ -87,6 +87,8 @@ pub(super) enum Counting {
 /// What exact counting needs.
 #[derive(Debug)]
 pub(super) struct Exact {
+    /// Tells the models of one [`Profiles`] apart.
+    pub(super) id: u32,
     pub(super) tokenizer: Tokenizer,
     template: Option<Template>,
     /// The template used for requests with tools, if the model has a separate one.
@@ -141,6 +143,7 @@ impl Profile {
             name: ModelName::from("model"),
             adapters: Vec::new(),
             counting: Counting::Exact(Box::new(Exact {
+                id: 0,
                 tokenizer,
                 template: template.map(Template::compile).transpose()?,
                 tool_template: tool_template.map(Template::compile).transpose()?,
@@ -297,6 +300,14 @@ pub struct Resolved {
     pub adapter: Option<ModelName>,
 }
 
+impl Resolved {
+    /// The base model's name, whether or not the request named an adapter.
+    #[must_use]
+    pub fn model_name(&self) -> ModelName {
+        self.profile.name.clone()
+    }
+}
+
 /// Every model that is served, by the names clients use.
 #[derive(Clone, Debug, Default)]
 pub struct Profiles {
@@ -310,7 +321,10 @@ impl Profiles {
     /// When two of them share a name.
     pub fn new(profiles: Vec<Profile>) -> Result<Profiles, ProfileError> {
         let mut by_name = HashMap::default();
-        for profile in profiles {
+        for (id, mut profile) in (0..).zip(profiles) {
+            if let Counting::Exact(exact) = &mut profile.counting {
+                exact.id = id;
+            }
             let profile = Arc::new(profile);
             let adapters = profile.adapters.iter().map(Some);
             for adapter in std::iter::once(None).chain(adapters) {

@@ -24,6 +24,10 @@ mod decide_golden;
 mod decide_ledger;
 /// What must hold for every snapshot.
 mod decide_properties;
+/// The simulated engine as a router sees it.
+mod engine;
+/// The gRPC service, driven by a scripted gateway.
+mod extproc_grpc;
 /// Pods listed, probed, gone.
 mod fleet;
 /// Chat templates and their renders.
