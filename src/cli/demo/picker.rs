@@ -155,9 +155,9 @@ mod tests {
         let file = folder.path().join("picker.yaml");
         std::fs::write(&file, config.to_yaml().unwrap()).unwrap();
         let loaded = crate::config::load(&file).unwrap();
-        assert_eq!(loaded.pods.pods.len(), 3);
+        assert_eq!(loaded.pods.len(), 3);
         assert_eq!(loaded.process.limits.in_flight, 7);
-        assert_eq!(&*loaded.policy.policy.name, "demo");
+        assert_eq!(&*loaded.policy.name, "demo");
         // A pod without KV events is worth a warning; the demo has none such.
         let others: Vec<String> = loaded
             .warnings
