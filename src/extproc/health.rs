@@ -5,9 +5,14 @@
 //! Invariant: once a shutdown began, nothing but liveness serves.
 
 use std::convert::Infallible;
+use std::future::Future;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
 
 /// Serves as long as the process runs.
 const LIVENESS: &str = "liveness";
@@ -19,6 +24,32 @@ const READINESS: [&str; 4] = [
     "envoy.service.ext_proc.v3.ExternalProcessor",
     "inference-extension",
 ];
+
+/// Serves health alone, in plaintext, on a port of its own: what a kubelet's gRPC probe can reach.
+///
+/// # Errors
+/// When the transport fails.
+pub async fn serve(
+    listener: TcpListener,
+    ready: watch::Receiver<bool>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), tonic::transport::Error> {
+    let mut reporter = HealthReporter::new();
+    let ready_now = *ready.borrow();
+    register(&reporter, ready_now).await;
+    let service = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+    let server = Server::builder()
+        .add_service(service)
+        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
+    tokio::select! {
+        served = server => served,
+        never = follow(reporter.clone(), ready) => match never {},
+        () = shutdown => {
+            clear(&mut reporter).await;
+            Ok(())
+        }
+    }
+}
 
 /// Registers every name, as things are now.
 pub(crate) async fn register(reporter: &HealthReporter, ready: bool) {

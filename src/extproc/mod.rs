@@ -22,8 +22,9 @@
 pub mod body;
 pub mod counters;
 pub mod exchange;
-mod health;
+pub mod health;
 pub mod message;
+mod picker;
 pub mod server;
 pub mod session;
 pub mod settings;

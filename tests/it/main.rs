@@ -32,3 +32,8 @@ mod extproc_grpc;
 mod fleet;
 /// Chat templates and their renders.
 mod prompt_golden;
+//! Black-box tests: the library as its users see it.
+
+mod kv_captures;
+mod kv_feed;
+mod kv_support;
