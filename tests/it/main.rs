@@ -12,6 +12,9 @@ mod prompt_engine;
 mod architecture;
 /// Files in, valid types or every fault out.
 mod config;
+mod extproc_grpc;
+//! Black-box tests of the library, in one binary.
+
 /// Table tests of the kernel: the bypass rule, the gate, pins, sessions, roles.
 mod decide;
 /// Fixtures of the kernel's tests: pods, asks, policies.
