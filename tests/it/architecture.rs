@@ -76,12 +76,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "app",
             "config",
+            "decide",
             "engine",
             "names",
-            "units",
-            "decide",
-            "telemetry",
+            "prompt",
             "route",
+            "telemetry",
+            "units",
         ],
     ),
     ("lib", &[]),
@@ -90,15 +91,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
 
 /// Words that may stand only in the named files.
 const ONLY_IN: &[(&str, &[&str])] = &[
-    (
-        "envoy_types::",
-        &["src/extproc/wire", "src/extproc/server.rs"],
-    ),
+    ("envoy_types::", &["src/extproc/wire", "src/extproc/server"]),
     ("serde_yaml::", &["src/config/"]),
     ("opentelemetry::", &["src/telemetry/trace.rs"]),
     ("opentelemetry_sdk::", &["src/telemetry/trace.rs"]),
     ("zeromq::", &["src/kv/feed", "src/engine/"]),
-    ("minijinja::", &["src/prompt/template"]),
+    ("minijinja::", &["src/prompt/", "src/cli/demo/"]),
     ("tokenizers::", &["src/prompt/tokenizer"]),
 ];
 
@@ -301,6 +299,7 @@ fn every_module_says_what_lives_there() {
     let missing: Vec<String> = code()
         .into_iter()
         .map(|(path, _)| path)
+        .filter(|path| !path.ends_with("tests.rs"))
         .filter(|path| {
             !fs::read_to_string(root().join(path))
                 .unwrap()

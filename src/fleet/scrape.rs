@@ -1,0 +1,1 @@
+//! One task per pod that asks the engine for its numbers.

@@ -1,0 +1,1 @@
+//! The roster and the scraper, against a small HTTP server on loopback.
