@@ -24,6 +24,7 @@ pub mod counters;
 pub mod exchange;
 mod health;
 pub mod message;
+mod picker;
 pub mod server;
 pub mod session;
 pub mod settings;
