@@ -15,5 +15,7 @@ mod decide_fixture;
 mod decide_golden;
 /// The kernel and the ledger together.
 mod decide_ledger;
+/// The ledger against its definition.
+mod decide_ledger_model;
 /// What must hold for every snapshot.
 mod decide_properties;
