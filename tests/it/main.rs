@@ -12,6 +12,9 @@ mod prompt_engine;
 mod architecture;
 /// Files in, valid types or every fault out.
 mod config;
+mod extproc_grpc;
+//! Black-box tests of the library, in one binary.
+
 /// Table tests of the kernel: the bypass rule, the gate, pins, sessions, roles.
 mod decide;
 /// Fixtures of the kernel's tests: pods, asks, policies.
@@ -27,6 +30,7 @@ mod engine;
 /// The gRPC service, driven by a scripted gateway.
 mod extproc_grpc;
 /// Pods listed, probed, gone.
+mod config_watch;
 mod fleet;
 /// Chat templates and their renders.
 mod prompt_golden;
