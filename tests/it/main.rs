@@ -1,5 +1,6 @@
 //! Black-box and repository tests, one binary.
 
+mod prompt_engine;
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -29,6 +30,7 @@ mod engine;
 /// The gRPC service, driven by a scripted gateway.
 mod extproc_grpc;
 /// Pods listed, probed, gone.
+mod config_watch;
 mod fleet;
 /// Chat templates and their renders.
 mod prompt_golden;
