@@ -14,9 +14,7 @@ mod decide;
 mod decide_fixture;
 mod decide_golden;
 mod decide_ledger;
-/// The ledger against its definition.
 mod decide_ledger_model;
-/// What must hold for every snapshot.
 mod decide_properties;
 mod engine;
 mod extproc_grpc;
