@@ -5,7 +5,7 @@
 //! Invariant: whatever asks for a pod (a decision, its explanation, a simulation) asks here, and the
 //! answer depends on the arguments alone.
 
-use crate::decide::cost::{Cost, credited_tokens, price};
+use crate::decide::cost::{Cost, Priced, credited_tokens, price};
 use crate::decide::eligibility::{Allowed, Ineligible, check};
 use crate::decide::policy::{Bypass, ClientPins, Policy, Rule, Scoring, TierCredit};
 use crate::decide::snapshot::{Affinity, Ask, Candidate, Snapshot};
@@ -100,7 +100,12 @@ impl<'a> Terms<'a> {
             candidate: *candidate,
             cached_tokens: cached,
             net_new_tokens: prompt.saturating_sub(cached),
-            cost: price(candidate, prompt, &self.scoring_for(purpose), purpose),
+            cost: price(
+                candidate,
+                &mut Priced::new(prompt),
+                &self.scoring_for(purpose),
+                purpose,
+            ),
         }
     }
 
@@ -137,10 +142,11 @@ pub fn survey<'a>(
 ) -> impl Iterator<Item = (&'a Candidate, Result<Cost, Ineligible>)> {
     let limit = Limit::new(ask, snapshot, terms, purpose);
     let scoring = terms.scoring_for(purpose);
+    let mut prompt = Priced::new(ask.prompt_tokens);
     snapshot.candidates.iter().map(move |candidate| {
         let cost = check(candidate, &terms.allowed, purpose)
             .and_then(|()| limit.check(candidate, terms.taken))
-            .map(|()| price(candidate, ask.prompt_tokens, &scoring, purpose));
+            .map(|()| price(candidate, &mut prompt, &scoring, purpose));
         (candidate, cost)
     })
 }
