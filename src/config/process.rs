@@ -116,24 +116,20 @@ pub enum Export {
     Otlp(Arc<str>),
 }
 
-/// Where the data plane puts what it tells the picker.
+/// Where the data plane puts what it tells the picker. The keys are fixed by the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataPlane {
     /// The endpoints it allows for a request.
-    pub subset_hint: MetadataKey,
-    /// The destination, as told to it.
-    pub destination: MetadataKey,
-    /// The endpoint that served, as told by it.
-    pub served: MetadataKey,
+    pub subset_hint: Metadata,
+    /// The destination, as told to it, and the endpoint that served, as told by it.
+    pub destination: Metadata,
 }
 
-/// One key in Envoy's dynamic metadata.
+/// A place in Envoy's dynamic metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MetadataKey {
+pub struct Metadata {
     /// The filter's namespace.
     pub namespace: Arc<str>,
-    /// The key in it.
-    pub key: Arc<str>,
 }
 
 /// One model that clients may name.

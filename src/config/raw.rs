@@ -116,20 +116,17 @@ mirror! {
         "resource" => resource: TextMap,
     }
 
-    /// Keys in Envoy's dynamic metadata.
+    /// Places in Envoy's dynamic metadata.
     struct DataPlane {
-        /// The endpoints allowed for a request.
-        "subsetHint" => subset_hint: MetadataKey,
-        /// The destination, as told to the data plane.
-        "destination" => destination: MetadataKey,
-        /// The endpoint that served, as told by the data plane.
-        "served" => served: MetadataKey,
+        /// Where the endpoints allowed for a request are read.
+        "subsetHint" => subset_hint: Metadata,
+        /// Where the destination is written, and the endpoint that served is read.
+        "destination" => destination: Metadata,
     }
 
-    /// One key in Envoy's dynamic metadata.
-    struct MetadataKey {
+    /// A place in Envoy's dynamic metadata.
+    struct Metadata {
         "namespace" => namespace: Text,
-        "key" => key: Text,
     }
 }
 
