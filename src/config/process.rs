@@ -116,20 +116,24 @@ pub enum Export {
     Otlp(Arc<str>),
 }
 
-/// Where the data plane puts what it tells the picker. The keys are fixed by the protocol.
+/// Where the data plane puts what it tells the picker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataPlane {
     /// The endpoints it allows for a request.
-    pub subset_hint: Metadata,
-    /// The destination, as told to it, and the endpoint that served, as told by it.
-    pub destination: Metadata,
+    pub subset_hint: MetadataKey,
+    /// The destination, as told to it.
+    pub destination: MetadataKey,
+    /// The endpoint that served, as told by it.
+    pub served: MetadataKey,
 }
 
-/// A place in Envoy's dynamic metadata.
+/// One key in Envoy's dynamic metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Metadata {
+pub struct MetadataKey {
     /// The filter's namespace.
     pub namespace: Arc<str>,
+    /// The key in it.
+    pub key: Arc<str>,
 }
 
 /// One model that clients may name.

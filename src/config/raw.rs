@@ -116,17 +116,20 @@ mirror! {
         "resource" => resource: TextMap,
     }
 
-    /// Places in Envoy's dynamic metadata.
+    /// Keys in Envoy's dynamic metadata.
     struct DataPlane {
-        /// Where the endpoints allowed for a request are read.
-        "subsetHint" => subset_hint: Metadata,
-        /// Where the destination is written, and the endpoint that served is read.
-        "destination" => destination: Metadata,
+        /// The endpoints allowed for a request.
+        "subsetHint" => subset_hint: MetadataKey,
+        /// The destination, as told to the data plane.
+        "destination" => destination: MetadataKey,
+        /// The endpoint that served, as told by the data plane.
+        "served" => served: MetadataKey,
     }
 
-    /// A place in Envoy's dynamic metadata.
-    struct Metadata {
+    /// One key in Envoy's dynamic metadata.
+    struct MetadataKey {
         "namespace" => namespace: Text,
+        "key" => key: Text,
     }
 }
 

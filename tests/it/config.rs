@@ -501,7 +501,7 @@ pods: {file: fleet/pods.yaml}
 policy: {file: policy.yaml}
 index: {maxBlocks: 1000}
 telemetry: {otlpEndpoint: 'http://collector:4317', sampleRatio: 0.1, resource: {region: eu}}
-dataPlane: {destination: {namespace: other.lb}}
+dataPlane: {served: {namespace: other.lb}}
 ";
     let policy = "apiVersion: sidestep.dev/v1alpha1
 kind: DisaggregationPolicy

@@ -8,7 +8,7 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, pods, policy, values};
 use crate::config::process::{
-    DataPlane, Export, IndexLimits, Limits, Listen, Metadata, ModelConfig, Process, Source,
+    DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
     Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
@@ -362,15 +362,32 @@ fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetr
 
 fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPlane {
     let raw = raw.given().map(|spot| &spot.value);
-    let mut metadata = |field: Option<&Field<raw::Metadata>>, default: &str| {
-        let section = field.and_then(Field::given).map(|spot| &spot.value);
-        let given = section.and_then(|raw| reading.optional(&raw.namespace, values::name));
-        Metadata {
-            namespace: given.unwrap_or_else(|| Arc::from(default)),
+    let mut key = |field: Option<&Field<raw::MetadataKey>>, namespace: &str, key: &str| {
+        let raw = field.and_then(Field::given).map(|spot| &spot.value);
+        let mut text = |field: Option<&Field<Text>>, default: &str| match field {
+            Some(field) => reading.or(field, Arc::from(default), values::name),
+            None => Arc::from(default),
+        };
+        MetadataKey {
+            namespace: text(raw.map(|raw| &raw.namespace), namespace),
+            key: text(raw.map(|raw| &raw.key), key),
         }
     };
     DataPlane {
-        subset_hint: metadata(raw.map(|raw| &raw.subset_hint), "envoy.lb.subset_hint"),
-        destination: metadata(raw.map(|raw| &raw.destination), "envoy.lb"),
+        subset_hint: key(
+            raw.map(|raw| &raw.subset_hint),
+            "envoy.lb.subset_hint",
+            "x-gateway-destination-endpoint-subset",
+        ),
+        destination: key(
+            raw.map(|raw| &raw.destination),
+            "envoy.lb",
+            "x-gateway-destination-endpoint",
+        ),
+        served: key(
+            raw.map(|raw| &raw.served),
+            "envoy.lb",
+            "x-gateway-destination-endpoint-served",
+        ),
     }
 }
