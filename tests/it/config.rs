@@ -373,10 +373,7 @@ fn the_least_process_config_has_the_documented_defaults() {
         &*process.data_plane.subset_hint.namespace,
         "envoy.lb.subset_hint"
     );
-    assert_eq!(
-        &*process.data_plane.served.key,
-        "x-gateway-destination-endpoint-served"
-    );
+    assert_eq!(&*process.data_plane.destination.namespace, "envoy.lb");
     assert_eq!(&*loaded.policy.name, "inline");
     assert_eq!(loaded.pods.len(), 1);
     assert_eq!(loaded.models, Vec::new());
@@ -539,7 +536,10 @@ spec: {rules: [{bypass: {type: Never}}]}
     assert_eq!(loaded.process.limits.request_bytes, 65536);
     assert_eq!(loaded.process.limits.body_timeout, Duration::from_secs(90));
     assert_eq!(loaded.process.index.max_blocks_per_pod, 1000);
-    assert_eq!(&*loaded.process.data_plane.served.namespace, "other.lb");
+    assert_eq!(
+        &*loaded.process.data_plane.destination.namespace,
+        "other.lb"
+    );
     assert_eq!(&*loaded.policy.name, "named");
     let [llama, qwen, tiny] = loaded.models.as_slice() else {
         panic!("{:?}", loaded.models);
