@@ -22,7 +22,7 @@
 pub mod body;
 pub mod counters;
 pub mod exchange;
-mod health;
+pub mod health;
 pub mod message;
 mod picker;
 pub mod server;
@@ -31,5 +31,5 @@ pub mod settings;
 pub mod tls;
 pub mod wire;
 
-pub use server::{ServerError, serve};
+pub use server::{ServeError, Served, serve};
 pub use settings::{Limits, Settings};

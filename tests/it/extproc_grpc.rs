@@ -1,40 +1,31 @@
 //! The gRPC service as a gateway sees it, over loopback, with a stand-in picker.
 
+use crate::extproc_gateway::{Gateway, PATIENCE, http_body, streamed, until};
 use bytes::Bytes;
-use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
-use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
-use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
+use envoy_types::pb::envoy::service::ext_proc::v3::HttpTrailers;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
-use envoy_types::pb::envoy::service::ext_proc::v3::{
-    BodyResponse, CommonResponse, HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse,
-    ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
-};
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::exchange::{Follow, PickPods};
-use sidestep::extproc::server::{
-    Limits, ServerError, Settings, Tls, serve, serve_health, tls_material,
-};
+use sidestep::extproc::tls::Tls;
 use sidestep::extproc::wire::MetadataKeys;
+use sidestep::extproc::{Limits, ServeError, Served, Settings, health, serve};
 use sidestep::names::Endpoint;
 use sidestep::pick::{Head, Refusal};
 use sidestep::route::{DecisionId, Plan};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig};
-use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Answers every pick with the same pod, except for paths that ask for something else.
 #[derive(Default)]
@@ -43,7 +34,6 @@ struct StandIn {
     picks: AtomicUsize,
     finished: Arc<AtomicUsize>,
     last_trace: parking_lot::Mutex<Option<String>>,
-    not_ready: AtomicBool,
 }
 
 struct Flight {
@@ -69,10 +59,6 @@ impl Follow for Flight {
 impl PickPods for StandIn {
     type Flight = Flight;
 
-    fn ready(&self) -> bool {
-        !self.not_ready.load(Ordering::SeqCst)
-    }
-
     async fn pick(&self, head: Head, _: Option<Bytes>) -> Result<(Plan, Flight), Refusal> {
         self.picks.fetch_add(1, Ordering::SeqCst);
         *self.last_trace.lock() = head.trace_parent.clone();
@@ -97,8 +83,9 @@ struct Server {
     address: SocketAddr,
     picker: Arc<StandIn>,
     counters: Arc<Counters>,
+    ready: watch::Sender<bool>,
     stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<(), ServerError>>,
+    task: JoinHandle<Result<Served, ServeError>>,
 }
 
 impl Server {
@@ -107,11 +94,13 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let picker = Arc::new(StandIn::default());
         let counters = Arc::new(Counters::default());
+        let (ready, readiness) = watch::channel(true);
         let (stop, stopped) = oneshot::channel();
         let settings = Settings {
             limits,
-            tls: tls_material(&tls).unwrap(),
+            tls,
             metadata: MetadataKeys::default(),
+            ready: readiness,
             counters: Arc::clone(&counters),
         };
         let task = tokio::spawn(serve(listener, Arc::clone(&picker), settings, async move {
@@ -121,6 +110,7 @@ impl Server {
             address,
             picker,
             counters,
+            ready,
             stop: Some(stop),
             task,
         }
@@ -138,9 +128,9 @@ impl Server {
             .unwrap()
     }
 
-    async fn stop(mut self) {
+    async fn stop(mut self) -> Served {
         self.begin_stop();
-        self.task.await.unwrap().unwrap();
+        self.task.await.unwrap().unwrap()
     }
 
     fn begin_stop(&mut self) {
@@ -149,154 +139,6 @@ impl Server {
 
     fn open_flights(&self) -> usize {
         self.picker.flights.load(Ordering::SeqCst)
-    }
-}
-
-async fn until(what: &str, condition: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
-        while !condition() {
-            tokio::task::yield_now().await;
-        }
-    });
-    assert!(waited.await.is_ok(), "{what}");
-}
-
-/// One stream of a scripted gateway.
-struct Gateway {
-    send: mpsc::UnboundedSender<ProcessingRequest>,
-    answers: Streaming<ProcessingResponse>,
-    modes: (BodySendMode, BodySendMode),
-}
-
-impl Gateway {
-    async fn open(channel: &Channel, modes: (BodySendMode, BodySendMode)) -> Gateway {
-        Gateway::with_trace(channel, modes, None).await
-    }
-
-    async fn duplex(channel: &Channel) -> Gateway {
-        let modes = (BodySendMode::FullDuplexStreamed, BodySendMode::Streamed);
-        Gateway::open(channel, modes).await
-    }
-
-    async fn with_trace(
-        channel: &Channel,
-        modes: (BodySendMode, BodySendMode),
-        trace: Option<&'static str>,
-    ) -> Gateway {
-        let (send, receive) = mpsc::unbounded_channel();
-        let mut request = tonic::Request::new(UnboundedReceiverStream::new(receive));
-        if let Some(trace) = trace {
-            request
-                .metadata_mut()
-                .insert("traceparent", trace.parse().unwrap());
-        }
-        let answers = ExternalProcessorClient::new(channel.clone())
-            .max_decoding_message_size(64 << 20)
-            .process(request)
-            .await
-            .unwrap()
-            .into_inner();
-        Gateway {
-            send,
-            answers,
-            modes,
-        }
-    }
-
-    fn tell(&self, ask: Ask) {
-        let message = ProcessingRequest {
-            protocol_config: Some(ProtocolConfiguration {
-                request_body_mode: self.modes.0.into(),
-                response_body_mode: self.modes.1.into(),
-                send_body_without_waiting_for_header_response: false,
-            }),
-            request: Some(ask),
-            ..ProcessingRequest::default()
-        };
-        // A server that has its answer no longer reads.
-        let _ = self.send.send(message);
-    }
-
-    fn headers(&self, method: &str, path: &str, end: bool) {
-        self.tell(Ask::RequestHeaders(http_headers(
-            &[(":method", method), (":path", path)],
-            end,
-        )));
-    }
-
-    fn body(&self, bytes: &[u8], end: bool) {
-        self.tell(Ask::RequestBody(http_body(bytes, end)));
-    }
-
-    async fn answer(&mut self) -> Answer {
-        let next = tokio::time::timeout(PATIENCE, self.answers.message());
-        next.await.unwrap().unwrap().unwrap().response.unwrap()
-    }
-
-    async fn refusal(&mut self) -> ImmediateResponse {
-        match self.answer().await {
-            Answer::ImmediateResponse(immediate) => immediate,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn status(&mut self) -> Status {
-        let next = tokio::time::timeout(PATIENCE, self.answers.message());
-        next.await.unwrap().unwrap_err()
-    }
-
-    async fn planned(&mut self) {
-        self.headers("POST", "/v1/chat/completions", false);
-        self.body(b"{}", true);
-        assert!(matches!(self.answer().await, Answer::RequestHeaders(_)));
-        assert!(matches!(self.answer().await, Answer::RequestBody(_)));
-    }
-
-    fn respond(&self) {
-        self.tell(Ask::ResponseHeaders(http_headers(
-            &[(":status", "200")],
-            false,
-        )));
-    }
-}
-
-fn http_headers(headers: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
-    let headers = headers
-        .iter()
-        .map(|(key, value)| HeaderValue {
-            key: (*key).to_owned(),
-            raw_value: value.as_bytes().to_vec(),
-            ..HeaderValue::default()
-        })
-        .collect();
-    HttpHeaders {
-        headers: Some(HeaderMap { headers }),
-        end_of_stream,
-        ..HttpHeaders::default()
-    }
-}
-
-fn http_body(bytes: &[u8], end_of_stream: bool) -> HttpBody {
-    HttpBody {
-        body: bytes.to_vec(),
-        end_of_stream,
-        ..HttpBody::default()
-    }
-}
-
-fn streamed(answer: Answer) -> (Vec<u8>, bool) {
-    match answer {
-        Answer::RequestBody(BodyResponse {
-            response:
-                Some(CommonResponse {
-                    body_mutation: Some(mutation),
-                    ..
-                }),
-        }) => match mutation.mutation {
-            Some(Mutation::StreamedResponse(piece)) => (piece.body, piece.end_of_stream),
-            other => panic!("{other:?}"),
-        },
-        other => panic!("{other:?}"),
     }
 }
 
@@ -492,7 +334,7 @@ async fn the_gateways_trace_is_taken_from_the_streams_metadata() {
     assert_eq!(server.picker.last_trace.lock().as_deref(), Some(trace));
 }
 
-async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, Code> {
+async fn grpc_health(channel: &Channel, service: &str) -> Result<ServingStatus, Code> {
     let request = HealthCheckRequest {
         service: service.to_owned(),
     };
@@ -514,27 +356,29 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
         "inference-extension",
     ];
     for name in names {
-        assert_eq!(health(&channel, name).await, Ok(ServingStatus::Serving));
+        assert_eq!(grpc_health(&channel, name).await, Ok(ServingStatus::Serving));
     }
-    assert_eq!(health(&channel, "other").await, Err(Code::NotFound));
-    server.picker.not_ready.store(true, Ordering::SeqCst);
+    assert_eq!(grpc_health(&channel, "other").await, Err(Code::NotFound));
+    server.ready.send(false).unwrap();
     for name in names {
-        assert_eq!(health(&channel, name).await, Ok(ServingStatus::NotServing));
+        let turned = tokio::time::timeout(PATIENCE, async {
+            while grpc_health(&channel, name).await != Ok(ServingStatus::NotServing) {}
+        });
+        assert!(turned.await.is_ok(), "{name}");
     }
     assert_eq!(
-        health(&channel, "liveness").await,
+        grpc_health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)
     );
 }
 
 #[tokio::test]
-async fn the_health_port_serves_until_draining_begins_and_tells_those_who_watch() {
+async fn the_health_port_tells_those_who_watch_and_ends_when_told() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let picker = Arc::new(StandIn::default());
-    let (draining, drains) = watch::channel(false);
+    let (ready, readiness) = watch::channel(true);
     let (stop, stopped) = oneshot::channel::<()>();
-    let task = tokio::spawn(serve_health(listener, picker, drains, async move {
+    let task = tokio::spawn(health::serve(listener, readiness, async move {
         let _ = stopped.await;
     }));
     let channel = Channel::from_shared(format!("http://{address}"))
@@ -549,20 +393,16 @@ async fn the_health_port_serves_until_draining_begins_and_tells_those_who_watch(
         .into_inner();
     let first = watching.message().await.unwrap().unwrap();
     assert_eq!(first.status(), ServingStatus::Serving);
-    draining.send(true).unwrap();
+    ready.send(false).unwrap();
     let second = watching.message().await.unwrap().unwrap();
     assert_eq!(second.status(), ServingStatus::NotServing);
-    assert!(watching.message().await.unwrap().is_none());
     assert_eq!(
-        health(&channel, "readiness").await,
-        Ok(ServingStatus::NotServing)
-    );
-    assert_eq!(
-        health(&channel, "liveness").await,
+        grpc_health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)
     );
     stop.send(()).unwrap();
-    tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+    let ended = tokio::time::timeout(PATIENCE, task).await.unwrap();
+    ended.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -592,9 +432,8 @@ async fn a_shutdown_lets_running_responses_end_and_takes_no_new_connections() {
     runs.answer().await;
     assert_eq!(server.picker.finished.load(Ordering::SeqCst), 1);
     drop(runs);
-    let counters = Arc::clone(&server.counters);
-    tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
-    assert_eq!(counters.cut.get(), 0);
+    let served = tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
+    assert_eq!(served.cut_streams, 0);
     drop(watching);
 }
 
@@ -615,9 +454,8 @@ async fn streams_that_outlast_the_drain_are_cut_and_counted() {
     })
     .await;
     let picker = Arc::clone(&server.picker);
-    let counters = Arc::clone(&server.counters);
-    tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
-    assert_eq!(counters.cut.get(), 2);
+    let served = tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
+    assert_eq!(served.cut_streams, 2);
     assert_eq!(runs.status().await.code(), Code::Unavailable);
     assert_eq!(waits.refusal().await.details, "shutting_down");
     assert_eq!(picker.flights.load(Ordering::SeqCst), 0);
@@ -627,10 +465,10 @@ async fn streams_that_outlast_the_drain_are_cut_and_counted() {
 async fn tls_with_files_serves_those_who_trust_them() {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let (cert, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
-    std::fs::write(&cert, made.cert.pem()).unwrap();
+    let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let server = Server::start(small(), Tls::Files { cert, key }).await;
+    let server = Server::start(small(), Tls::Files { certificate, key }).await;
     let trusting = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(made.cert.pem()))
         .domain_name("localhost");
@@ -664,7 +502,7 @@ async fn tls_by_default_shows_a_certificate_that_only_the_unverifying_accept() {
     let plain = plain.connect().await;
     let refused = match plain {
         Err(_) => true,
-        Ok(channel) => health(&channel, "").await.is_err(),
+        Ok(channel) => grpc_health(&channel, "").await.is_err(),
     };
     assert!(refused, "plaintext is not served beside TLS");
 }

@@ -23,9 +23,19 @@ mod decide_ledger;
 mod decide_properties;
 /// The simulated engine as a router sees it.
 mod engine;
+/// A scripted gateway.
+mod extproc_gateway;
 /// The gRPC service, driven by a scripted gateway.
 mod extproc_grpc;
+/// The gRPC service with the real picker behind it.
+mod extproc_picker;
 /// Pods listed, probed, gone.
 mod fleet;
 /// Chat templates and their renders.
 mod prompt_golden;
+/// Recorded KV events of every engine.
+mod kv_captures;
+/// KV events over the wire, from a scripted engine.
+mod kv_feed;
+/// What the KV tests share.
+mod kv_support;
