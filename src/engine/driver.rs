@@ -74,10 +74,17 @@ impl Driver {
         // woke us, so that timer granularity does not add up.
         let mut due: Option<Instant> = None;
         loop {
-            let next = {
+            let (next, changes) = {
                 let mut state = self.shared.state.lock();
-                state.scheduler.start(self.shared.began.elapsed())
+                let next = state.scheduler.start(self.shared.began.elapsed());
+                // vLLM steps while it waits for a transfer, and reports; it does not when idle.
+                let changes = match next {
+                    Next::WaitUntil(_) => state.scheduler.changes(),
+                    Next::Run(_) | Next::Idle => Vec::new(),
+                };
+                (next, changes)
             };
+            self.publisher.publish(changes).await;
             match next {
                 Next::Run(pass) => {
                     let end = due.unwrap_or_else(Instant::now) + pass.duration;
@@ -202,3 +209,6 @@ impl Drop for Ticket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,15 +4,15 @@
 //! Never here: HTTP connections (`http`), what a body means (`request`), how passes work.
 //! Invariant: a request that goes away takes its sequences with it, on this engine and on the other.
 
-use super::answer::{Answer, Opening, seed};
+use super::answer::{Answer, seed};
 use super::app::App;
+use super::config::{LocalPrefill, Role};
 use super::fields::Fields;
 use super::handoff::{self, Handoff, Kept, PeerError, Remote, Transfer};
 use super::refusal::Refusal;
 use super::reply::{About, CachedTokens, OnFirst, Speech, Told};
 use super::request::{self, Ask, Delivery, Ending};
 use super::scheduler::{Job, Keep, SequenceId, Start};
-use crate::engine::config::{LocalPrefill, Role};
 use crate::prompt::Api;
 use bytes::Bytes;
 use http::request::Parts;
@@ -338,10 +338,7 @@ fn answer(app: &App, ask: &Ask, prompt: &[u32], copy: u64) -> Answer {
     Answer {
         vocabulary: app.vocabulary.clone(),
         seed: seed(prompt).wrapping_add(copy),
-        opening: match ask.api {
-            Api::ChatCompletions => Opening::Message,
-            Api::Completions => Opening::Continuation,
-        },
+        opening: ask.opening,
         length: match ask.ending {
             Ending::Natural => app.config.answer_tokens.max(ask.min_tokens),
             Ending::AtLimit => u32::MAX,

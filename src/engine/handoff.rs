@@ -19,7 +19,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -43,6 +43,8 @@ pub(super) const KV_OPEN: &str = "/sim/kv/open";
 pub(super) const KV_DONE: &str = "/sim/kv/done";
 /// How long to wait for a connection; vLLM's handshake gives up after as long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long an unused connection is kept; shorter than any engine's own limit.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Largest answer read from another engine; a prompt of a million tokens lists its blocks in less.
 const MAX_PEER_ANSWER: usize = 8 << 20;
 
@@ -257,7 +259,10 @@ impl Peers {
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
         Peers {
-            client: Client::builder(TokioExecutor::new()).build(connector),
+            client: Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .build(connector),
             timeout,
         }
     }

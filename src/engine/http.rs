@@ -10,8 +10,8 @@ use super::generate::{self, Answered};
 use super::handoff::{KV_DONE, KV_OPEN};
 use super::metrics;
 use super::refusal::Refusal;
-use super::reply::{Payload, Sse};
 use super::request;
+use super::stream::{Payload, Sse};
 use crate::prompt::Api;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
@@ -28,8 +28,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// How long a client may take to send a request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a connection may take to send the head of its next request. Idle time counts, so it is
+/// long: a proxy that reuses a connection just as it is closed would see a failure.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(600);
 /// Pause after a failed accept, which is usually a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

@@ -23,6 +23,7 @@ mod refusal;
 mod reply;
 mod request;
 pub mod scheduler;
+mod stream;
 pub mod timing;
 mod words;
 

@@ -1,9 +1,8 @@
-//! Tokens as OpenAI answers: one JSON object, or server-sent events.
+//! Tokens as OpenAI answers: one JSON object, or the chunks of a stream.
 //!
-//! Lives here: [`Speech`] (the choices of one answer and what they share), [`Sse`] (the streaming
-//! body).
-//! Never here: HTTP heads, scheduling.
-//! Invariant: chunks are written in the order tokens come; dropping the body cancels what is left.
+//! Lives here: [`Speech`]: the choices of one answer and what they share.
+//! Never here: HTTP (`stream`, `http`), scheduling.
+//! Invariant: usage counts exactly the tokens that were heard; dropping a speech cancels what is left.
 
 use super::answer::Answer;
 use super::driver::Ticket;
@@ -11,10 +10,7 @@ use super::scheduler::{Finish, Output, PromptSource, SequenceId};
 use crate::names::ModelName;
 use crate::prompt::Api;
 use bytes::Bytes;
-use hyper::body::Frame;
 use serde_json::{Value, json};
-use std::collections::VecDeque;
-use std::pin::Pin;
 
 use std::task::{Context, Poll};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -105,8 +101,8 @@ impl Speech {
         self.choices.first().map(|choice| choice.ticket.id())
     }
 
-    /// Takes note of one token of a choice; its text, and whether it was the last.
-    fn hear(&mut self, at: usize, output: Output) -> Option<(String, Option<Finish>)> {
+    /// Takes note of one token of a choice.
+    fn hear(&mut self, index: usize, output: Output) -> Option<Piece> {
         if let Some(source) = output.first {
             self.source.add(source);
             if let Some(on_first) = self.on_first.take() {
@@ -115,11 +111,43 @@ impl Speech {
         }
         self.kept
             .extend(output.kept.iter().map(|block| block.number()));
-        let choice = self.choices.get_mut(at)?;
+        let choice = self.choices.get_mut(index)?;
         let text = choice.answer.token(choice.said).text().to_owned();
         choice.said += 1;
         choice.finished = output.finish.is_some();
-        Some((text, output.finish))
+        Some(Piece {
+            index,
+            first: output.first.is_some(),
+            text,
+            finish: output.finish,
+        })
+    }
+
+    /// The next token of any choice.
+    pub(super) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Heard> {
+        let mut finished = true;
+        for index in 0..self.choices.len() {
+            let Some(choice) = self
+                .choices
+                .get_mut(index)
+                .filter(|choice| !choice.finished)
+            else {
+                continue;
+            };
+            finished = false;
+            match choice.ticket.poll_next(context) {
+                Poll::Pending => {}
+                Poll::Ready(None) => return Poll::Ready(Heard::Stopped),
+                Poll::Ready(Some(output)) => {
+                    let piece = self.hear(index, output);
+                    return Poll::Ready(piece.map_or(Heard::Stopped, Heard::Piece));
+                }
+            }
+        }
+        match finished {
+            true => Poll::Ready(Heard::End),
+            false => Poll::Pending,
+        }
     }
 
     /// The whole answer, once all is said; `None` when the engine stopped before.
@@ -129,9 +157,9 @@ impl Speech {
             let mut text = String::new();
             let finish = loop {
                 let output = self.choices.get_mut(at)?.ticket.next().await?;
-                let (word, finish) = self.hear(at, output)?;
-                text.push_str(&word);
-                if let Some(finish) = finish {
+                let piece = self.hear(at, output)?;
+                text.push_str(&piece.text);
+                if let Some(finish) = piece.finish {
                     break finish;
                 }
             };
@@ -211,23 +239,60 @@ impl Speech {
         Bytes::from(format!("data: {chunk}\n\n"))
     }
 
-    fn piece(&self, index: usize, text: &str, finish: Option<Finish>) -> Value {
-        let reason = finish.map(Finish::as_str);
-        match self.api {
+    /// A chat's first chunk names the role.
+    pub(super) fn opening_chunk(&self, piece: &Piece) -> Option<Bytes> {
+        let opening = json!([{
+            "index": piece.index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": null,
+            "finish_reason": null,
+        }]);
+        let chat = piece.first && self.api == Api::ChatCompletions;
+        chat.then(|| self.chunk(opening, None))
+    }
+
+    /// The chunk of one token.
+    pub(super) fn piece_chunk(&self, piece: &Piece) -> Bytes {
+        let reason = piece.finish.map(Finish::as_str);
+        let choices = match self.api {
             Api::ChatCompletions => json!([{
-                "index": index,
-                "delta": {"content": text},
+                "index": piece.index,
+                "delta": {"content": piece.text},
                 "logprobs": null,
                 "finish_reason": reason,
             }]),
             Api::Completions => json!([{
-                "index": index,
-                "text": text,
+                "index": piece.index,
+                "text": piece.text,
                 "logprobs": null,
                 "finish_reason": reason,
             }]),
-        }
+        };
+        self.chunk(choices, None)
     }
+
+    /// The chunk after the last token.
+    pub(super) fn usage_chunk(&self) -> Bytes {
+        self.chunk(json!([]), Some(self.usage()))
+    }
+}
+
+/// One token of one choice.
+pub(super) struct Piece {
+    index: usize,
+    first: bool,
+    text: String,
+    finish: Option<Finish>,
+}
+
+/// What comes next of an answer.
+pub(super) enum Heard {
+    /// A token.
+    Piece(Piece),
+    /// Nothing: all is said.
+    End,
+    /// Nothing: the engine has stopped.
+    Stopped,
 }
 
 /// A finished answer.
@@ -238,128 +303,4 @@ pub(super) struct Told {
     pub(super) cached: u64,
     /// Blocks kept for a decode engine.
     pub(super) kept: Vec<u32>,
-}
-
-/// The streaming body.
-pub(super) struct Sse {
-    speech: Speech,
-    usage: StreamUsage,
-    ready: VecDeque<Bytes>,
-    ended: bool,
-}
-
-impl Sse {
-    /// Streams `speech`.
-    pub(super) fn new(speech: Speech, usage: StreamUsage) -> Sse {
-        Sse {
-            speech,
-            usage,
-            ready: VecDeque::new(),
-            ended: false,
-        }
-    }
-
-    /// Makes chunks of the tokens that are there.
-    fn advance(&mut self, context: &mut Context<'_>) {
-        for at in 0..self.speech.choices.len() {
-            while let Some(choice) = self.speech.choices.get_mut(at) {
-                if choice.finished {
-                    break;
-                }
-                match choice.ticket.poll_next(context) {
-                    Poll::Pending => break,
-                    Poll::Ready(Some(output)) => self.push(at, output),
-                    Poll::Ready(None) => {
-                        // The engine is shutting down; the stream breaks off without [DONE].
-                        self.ended = true;
-                        return;
-                    }
-                }
-            }
-        }
-        if self.speech.choices.iter().all(|choice| choice.finished) {
-            if self.usage == StreamUsage::Report {
-                let usage = self.speech.usage();
-                let chunk = self.speech.chunk(json!([]), Some(usage));
-                self.ready.push_back(chunk);
-            }
-            self.ready
-                .push_back(Bytes::from_static(b"data: [DONE]\n\n"));
-            self.ended = true;
-        }
-    }
-
-    fn push(&mut self, at: usize, output: Output) {
-        let first = output.first.is_some();
-        let Some((text, finish)) = self.speech.hear(at, output) else {
-            return;
-        };
-        if first && self.speech.api == Api::ChatCompletions {
-            let opening = json!([{
-                "index": at,
-                "delta": {"role": "assistant", "content": ""},
-                "logprobs": null,
-                "finish_reason": null,
-            }]);
-            self.ready.push_back(self.speech.chunk(opening, None));
-        }
-        let piece = self.speech.piece(at, &text, finish);
-        self.ready.push_back(self.speech.chunk(piece, None));
-    }
-
-    /// The next piece of the body.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
-        if self.ready.is_empty() && !self.ended {
-            self.advance(context);
-        }
-        match self.ready.pop_front() {
-            Some(chunk) => Poll::Ready(Some(Frame::data(chunk))),
-            None if self.ended => Poll::Ready(None),
-            None => Poll::Pending,
-        }
-    }
-}
-
-/// The body of any answer.
-pub(super) enum Payload {
-    /// Known as a whole; sent once.
-    Whole(Option<Bytes>),
-    /// Server-sent events.
-    Stream(Box<Sse>),
-    /// Another engine's answer, passed through.
-    Relay(hyper::body::Incoming),
-}
-
-impl hyper::body::Body for Payload {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match self.get_mut() {
-            Payload::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Payload::Stream(sse) => sse.poll(context).map(|frame| frame.map(Ok)),
-            Payload::Relay(incoming) => Pin::new(incoming).poll_frame(context),
-        }
-    }
-
-    fn size_hint(&self) -> hyper::body::SizeHint {
-        match self {
-            Payload::Whole(bytes) => {
-                hyper::body::SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64)
-            }
-            Payload::Stream(_) => hyper::body::SizeHint::default(),
-            Payload::Relay(incoming) => hyper::body::Body::size_hint(incoming),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Payload::Whole(bytes) => bytes.is_none(),
-            Payload::Stream(_) => false,
-            Payload::Relay(incoming) => hyper::body::Body::is_end_stream(incoming),
-        }
-    }
 }

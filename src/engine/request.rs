@@ -4,6 +4,7 @@
 //! Never here: the handoff headers (`handoff`), answers (`reply`).
 //! Invariant: an accepted request has at least one prompt, no empty prompt, and fits the model.
 
+use super::answer::Opening;
 use super::cache::Space;
 use super::config::EngineConfig;
 use super::fields::{Fields, Least};
@@ -47,6 +48,7 @@ pub(super) struct Ask {
     pub(super) prompts: Vec<Vec<u32>>,
     /// Choices per prompt.
     pub(super) copies: usize,
+    pub(super) opening: Opening,
     pub(super) delivery: Delivery,
     pub(super) max_tokens: u32,
     /// Tokens before the answer may end by itself.
@@ -94,6 +96,10 @@ pub(super) fn read(api: Api, body: &[u8], config: &EngineConfig) -> Result<Ask, 
         model: request.model,
         space: Arc::new(space),
         prompts,
+        opening: match &request.prompt {
+            Input::Chat(chat) if !chat.continue_final_message => Opening::Message,
+            _ => Opening::Continuation,
+        },
         copies: options.copies,
         delivery: options.delivery,
         max_tokens,

@@ -103,3 +103,33 @@ fn stable(tokenizer: &Tokenizer, vocabulary: &Vocabulary) -> bool {
         tokenizer.encode(&text, false).is_ok_and(|got| got == ids)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::answer::{Answer, Opening};
+    use crate::prompt::Profile;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_builtin_model_has_many_words_and_answers_keep_their_tokens() {
+        let profile = Profile::builtin().expect("the built-in model loads");
+        let tokenizer = profile.tokenizer().expect("it has a tokenizer");
+        let vocabulary = Arc::new(vocabulary(tokenizer).expect("it has words"));
+        assert!(40 <= vocabulary.following.len());
+        for seed in 0..50 {
+            for opening in [Opening::Message, Opening::Continuation] {
+                let answer = Answer {
+                    vocabulary: vocabulary.clone(),
+                    seed,
+                    opening,
+                    length: u32::MAX,
+                };
+                let said = || (0..100).map(|index| answer.token(index));
+                let text: String = said().map(|word| word.text().to_owned()).collect();
+                let ids: Vec<u32> = said().map(|word| word.id()).collect();
+                assert_eq!(tokenizer.encode(&text, false).as_ref(), Ok(&ids));
+            }
+        }
+    }
+}

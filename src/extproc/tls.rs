@@ -17,7 +17,7 @@ pub enum Tls {
     /// TLS with a certificate chain and key from PEM files, read at start.
     Files {
         /// The certificate chain.
-        certificate: PathBuf,
+        cert: PathBuf,
         /// Its private key.
         key: PathBuf,
     },
@@ -44,27 +44,42 @@ pub enum TlsError {
     Unfit(tonic::transport::Error),
 }
 
+/// A certificate and key, read and found fit; or plaintext.
+#[derive(Clone, Debug)]
+pub struct TlsMaterial(Option<ServerTlsConfig>);
+
+impl TlsMaterial {
+    /// A server that is secured by it.
+    pub(crate) fn secure(self, server: Server) -> Result<Server, tonic::transport::Error> {
+        match self.0 {
+            Some(config) => server.tls_config(config),
+            None => Ok(server),
+        }
+    }
+}
+
 impl Tls {
-    /// The transport's configuration; `None` for plaintext. ALPN offers `h2` alone.
+    /// Reads or makes what the transport needs. ALPN offers `h2` alone.
     ///
     /// # Errors
     /// When a file cannot be read, its content does not fit, or no certificate can be made.
-    pub fn config(&self) -> Result<Option<ServerTlsConfig>, TlsError> {
+    pub fn material(&self) -> Result<TlsMaterial, TlsError> {
         let identity = match self {
-            Tls::Plaintext => return Ok(None),
+            Tls::Plaintext => return Ok(TlsMaterial(None)),
             Tls::SelfSigned => {
                 let names = ["sidestep", "localhost"].map(str::to_owned);
                 let made = rcgen::generate_simple_self_signed(names)?;
                 Identity::from_pem(made.cert.pem(), made.signing_key.serialize_pem())
             }
-            Tls::Files { certificate, key } => Identity::from_pem(read(certificate)?, read(key)?),
+            Tls::Files { cert, key } => Identity::from_pem(read(cert)?, read(key)?),
         };
-        let config = ServerTlsConfig::new().identity(identity);
-        // A trial, so that files that do not fit are found now and not at the first connection.
-        Server::builder()
-            .tls_config(config.clone())
+        let material = TlsMaterial(Some(ServerTlsConfig::new().identity(identity)));
+        // A trial, so that files that do not fit are found at start and not at the first connection.
+        material
+            .clone()
+            .secure(Server::builder())
             .map_err(TlsError::Unfit)?;
-        Ok(Some(config))
+        Ok(material)
     }
 }
 
@@ -79,7 +94,7 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, TlsError> {
 mod tests {
     use super::*;
 
-    fn files(certificate: &str, key: &str) -> Result<(), TlsError> {
+    fn files(cert: &str, key: &str) -> Result<TlsMaterial, TlsError> {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str, content: &str| {
             let path = dir.path().join(name);
@@ -87,21 +102,21 @@ mod tests {
             path
         };
         let tls = Tls::Files {
-            certificate: path("tls.crt", certificate),
+            cert: path("tls.crt", cert),
             key: path("tls.key", key),
         };
-        tls.config().map(|_| ())
+        tls.material()
     }
 
     #[test]
     fn a_missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let certificate = dir.path().join("absent.pem");
+        let cert = dir.path().join("absent.pem");
         let tls = Tls::Files {
-            certificate: certificate.clone(),
-            key: certificate,
+            cert: cert.clone(),
+            key: cert,
         };
-        let error = tls.config().unwrap_err().to_string();
+        let error = tls.material().unwrap_err().to_string();
         assert!(error.contains("absent.pem"), "{error}");
     }
 
@@ -110,20 +125,20 @@ mod tests {
         let make = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let (one, other) = (make(), make());
         let key = one.signing_key.serialize_pem();
-        files(&one.cert.pem(), &key).unwrap();
-        for (certificate, key) in [
+        assert!(files(&one.cert.pem(), &key).is_ok());
+        for (cert, key) in [
             (other.cert.pem(), key.clone()),
             ("no certificate".to_owned(), key),
             (one.cert.pem(), "no key".to_owned()),
         ] {
-            let error = files(&certificate, &key).unwrap_err();
+            let error = files(&cert, &key).unwrap_err();
             assert!(matches!(error, TlsError::Unfit(_)), "{error}");
         }
     }
 
     #[test]
     fn plaintext_is_only_what_was_asked_for() {
-        assert!(Tls::Plaintext.config().unwrap().is_none());
-        assert!(Tls::default().config().unwrap().is_some());
+        assert!(Tls::Plaintext.material().unwrap().0.is_none());
+        assert!(Tls::default().material().unwrap().0.is_some());
     }
 }

@@ -187,4 +187,3 @@ pub(crate) fn streamed(answer: Answer) -> (Vec<u8>, bool) {
         other => panic!("{other:?}"),
     }
 }
-

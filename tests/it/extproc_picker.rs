@@ -10,9 +10,8 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use sidestep::decide::policy::Bypass;
 use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
 use sidestep::extproc::counters::Counters;
-use sidestep::extproc::tls::Tls;
+use sidestep::extproc::server::{Limits, Settings, Tls, serve, tls_material};
 use sidestep::extproc::wire::MetadataKeys;
-use sidestep::extproc::{Limits, Settings, serve};
 use sidestep::fleet::{PodSpec, Probe, Roster};
 use sidestep::kv::index::Index;
 use sidestep::load::Ledger;
@@ -94,9 +93,8 @@ impl Bench {
         let counters = Arc::new(Counters::default());
         let settings = Settings {
             limits: Limits::default(),
-            tls: Tls::Plaintext,
+            tls: tls_material(&Tls::Plaintext).unwrap(),
             metadata: MetadataKeys::default(),
-            ready: tokio::sync::watch::channel(true).1,
             counters: Arc::clone(&counters),
         };
         let served = Arc::clone(&picker);
@@ -129,7 +127,10 @@ impl Bench {
     /// What is booked on all pods together.
     fn booked(&self) -> (u32, u64, u32) {
         let view = self.picker.observer().roster.view();
-        let loads = view.pods.iter().map(|pod| self.picker.ledger().load(pod.id));
+        let loads = view
+            .pods
+            .iter()
+            .map(|pod| self.picker.ledger().load(pod.id));
         loads.fold((0, 0, 0), |sum, load: PodLoad| {
             (
                 sum.0 + load.requests,

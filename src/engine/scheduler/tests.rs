@@ -1,7 +1,9 @@
 use super::*;
 use crate::engine::answer::{Answer, Opening, Vocabulary, Word, seed};
-use crate::engine::cache::Space;
-use crate::units::Ratio;
+use crate::engine::cache::{BlockHash, Space};
+use crate::engine::timing::{Link, Pace};
+use crate::units::{BlockSize, Ratio};
+use proptest::prelude::*;
 use std::sync::Arc;
 
 fn limits() -> Limits {
@@ -484,4 +486,122 @@ fn load_and_totals_follow_the_work() {
     assert_eq!(totals.prefix_hits, 16);
     assert_eq!(totals.prompt, tokens(16, 0, 20));
     assert_eq!((totals.generated, totals.length), (6, 2));
+}
+
+/// Content that events, replayed in order, say is held, with the number of copies.
+fn replayed(changes: &[Change]) -> std::collections::HashMap<BlockHash, usize> {
+    let mut held = std::collections::HashMap::new();
+    for change in changes {
+        match change {
+            Change::Cleared => held.clear(),
+            Change::Stored { hashes, tokens, .. } => {
+                assert_eq!(tokens.len(), hashes.len() * 4);
+                for hash in hashes {
+                    *held.entry(*hash).or_default() += 1;
+                }
+            }
+            Change::Removed(hash) => match held.get_mut(hash) {
+                Some(1) => {
+                    held.remove(hash);
+                }
+                Some(copies) => *copies -= 1,
+                None => panic!("withdrawn and never announced"),
+            },
+        }
+    }
+    held
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Submit {
+        from: u32,
+        prompt: u32,
+        max_tokens: u32,
+        start: Start,
+        keep: Keep,
+    },
+    Cancel(u64),
+    Release(u64),
+    Reset,
+    Pass,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let job = (
+        prop::sample::select(vec![0_u32, 0, 4, 100]),
+        1..30_u32,
+        1..12_u32,
+        prop::sample::select(vec![Start::Compute, Start::Compute, Start::Pull]),
+        prop::sample::select(vec![
+            Keep::Evictable,
+            Keep::Evictable,
+            Keep::Evictable,
+            Keep::ForDecode,
+        ]),
+    );
+    prop_oneof![
+        4 => job.prop_map(|(from, prompt, max_tokens, start, keep)| Step::Submit {
+            from,
+            prompt,
+            max_tokens,
+            start,
+            keep,
+        }),
+        1 => (0..40_u64).prop_map(Step::Cancel),
+        1 => (0..40_u64).prop_map(Step::Release),
+        1 => Just(Step::Reset),
+        6 => Just(Step::Pass),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_happens_every_sequence_ends_and_events_tell_what_is_held(
+        steps in prop::collection::vec(step(), 1..80),
+        batch_tokens in 1..40_usize,
+        sequences in 1..6_usize,
+    ) {
+        let mut engine = Engine::new(Limits {
+            blocks: 11,
+            batch_tokens,
+            sequences,
+            ..limits()
+        });
+        let mut expected = std::collections::HashMap::new();
+        let mut outputs = Vec::new();
+        let mut cancelled = std::collections::HashSet::new();
+        for step in steps {
+            match step {
+                Step::Submit { from, prompt, max_tokens, start, keep } => {
+                    let mut job = job(from..from + prompt, max_tokens);
+                    job.start = start;
+                    job.keep = keep;
+                    expected.insert(engine.submit(job), max_tokens as usize);
+                }
+                Step::Cancel(id) => {
+                    engine.scheduler.cancel(SequenceId(id));
+                    cancelled.insert(SequenceId(id));
+                }
+                Step::Release(id) => {
+                    engine.scheduler.release(SequenceId(id));
+                }
+                Step::Reset => {
+                    engine.scheduler.reset();
+                }
+                Step::Pass => outputs.extend(engine.pass().into_iter().flat_map(|(_, more)| more)),
+            }
+        }
+        outputs.extend(engine.drain());
+        for (id, tokens) in expected {
+            let of = outputs.iter().filter(|output| output.sequence == id).count();
+            prop_assert!(of == tokens || cancelled.contains(&id), "{of} of {tokens} tokens");
+        }
+        let load = engine.scheduler.load();
+        prop_assert_eq!((load.running, load.waiting, load.used), (0, 0, 0));
+        engine.changes.extend(engine.scheduler.changes());
+        prop_assert_eq!(replayed(&engine.changes), engine.scheduler.pool.copies().into_iter().collect());
+    }
 }
