@@ -1,16 +1,11 @@
 //! The gRPC service as a gateway sees it, over loopback, with a stand-in picker.
 
+use crate::extproc_gateway::{Gateway, PATIENCE, http_body, streamed, until};
 use bytes::Bytes;
-use envoy_types::pb::envoy::config::core::v3::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
-use envoy_types::pb::envoy::service::ext_proc::v3::body_mutation::Mutation;
-use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_client::ExternalProcessorClient;
+use envoy_types::pb::envoy::service::ext_proc::v3::HttpTrailers;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
-use envoy_types::pb::envoy::service::ext_proc::v3::{
-    BodyResponse, CommonResponse, HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse,
-    ProcessingRequest, ProcessingResponse, ProtocolConfiguration,
-};
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::exchange::{Follow, PickPods};
 use sidestep::extproc::server::{
@@ -25,16 +20,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Code;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig};
-use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Answers every pick with the same pod, except for paths that ask for something else.
 #[derive(Default)]
@@ -149,154 +141,6 @@ impl Server {
 
     fn open_flights(&self) -> usize {
         self.picker.flights.load(Ordering::SeqCst)
-    }
-}
-
-async fn until(what: &str, condition: impl Fn() -> bool) {
-    let waited = tokio::time::timeout(PATIENCE, async {
-        while !condition() {
-            tokio::task::yield_now().await;
-        }
-    });
-    assert!(waited.await.is_ok(), "{what}");
-}
-
-/// One stream of a scripted gateway.
-struct Gateway {
-    send: mpsc::UnboundedSender<ProcessingRequest>,
-    answers: Streaming<ProcessingResponse>,
-    modes: (BodySendMode, BodySendMode),
-}
-
-impl Gateway {
-    async fn open(channel: &Channel, modes: (BodySendMode, BodySendMode)) -> Gateway {
-        Gateway::with_trace(channel, modes, None).await
-    }
-
-    async fn duplex(channel: &Channel) -> Gateway {
-        let modes = (BodySendMode::FullDuplexStreamed, BodySendMode::Streamed);
-        Gateway::open(channel, modes).await
-    }
-
-    async fn with_trace(
-        channel: &Channel,
-        modes: (BodySendMode, BodySendMode),
-        trace: Option<&'static str>,
-    ) -> Gateway {
-        let (send, receive) = mpsc::unbounded_channel();
-        let mut request = tonic::Request::new(UnboundedReceiverStream::new(receive));
-        if let Some(trace) = trace {
-            request
-                .metadata_mut()
-                .insert("traceparent", trace.parse().unwrap());
-        }
-        let answers = ExternalProcessorClient::new(channel.clone())
-            .max_decoding_message_size(64 << 20)
-            .process(request)
-            .await
-            .unwrap()
-            .into_inner();
-        Gateway {
-            send,
-            answers,
-            modes,
-        }
-    }
-
-    fn tell(&self, ask: Ask) {
-        let message = ProcessingRequest {
-            protocol_config: Some(ProtocolConfiguration {
-                request_body_mode: self.modes.0.into(),
-                response_body_mode: self.modes.1.into(),
-                send_body_without_waiting_for_header_response: false,
-            }),
-            request: Some(ask),
-            ..ProcessingRequest::default()
-        };
-        // A server that has its answer no longer reads.
-        let _ = self.send.send(message);
-    }
-
-    fn headers(&self, method: &str, path: &str, end: bool) {
-        self.tell(Ask::RequestHeaders(http_headers(
-            &[(":method", method), (":path", path)],
-            end,
-        )));
-    }
-
-    fn body(&self, bytes: &[u8], end: bool) {
-        self.tell(Ask::RequestBody(http_body(bytes, end)));
-    }
-
-    async fn answer(&mut self) -> Answer {
-        let next = tokio::time::timeout(PATIENCE, self.answers.message());
-        next.await.unwrap().unwrap().unwrap().response.unwrap()
-    }
-
-    async fn refusal(&mut self) -> ImmediateResponse {
-        match self.answer().await {
-            Answer::ImmediateResponse(immediate) => immediate,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    async fn status(&mut self) -> Status {
-        let next = tokio::time::timeout(PATIENCE, self.answers.message());
-        next.await.unwrap().unwrap_err()
-    }
-
-    async fn planned(&mut self) {
-        self.headers("POST", "/v1/chat/completions", false);
-        self.body(b"{}", true);
-        assert!(matches!(self.answer().await, Answer::RequestHeaders(_)));
-        assert!(matches!(self.answer().await, Answer::RequestBody(_)));
-    }
-
-    fn respond(&self) {
-        self.tell(Ask::ResponseHeaders(http_headers(
-            &[(":status", "200")],
-            false,
-        )));
-    }
-}
-
-fn http_headers(headers: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
-    let headers = headers
-        .iter()
-        .map(|(key, value)| HeaderValue {
-            key: (*key).to_owned(),
-            raw_value: value.as_bytes().to_vec(),
-            ..HeaderValue::default()
-        })
-        .collect();
-    HttpHeaders {
-        headers: Some(HeaderMap { headers }),
-        end_of_stream,
-        ..HttpHeaders::default()
-    }
-}
-
-fn http_body(bytes: &[u8], end_of_stream: bool) -> HttpBody {
-    HttpBody {
-        body: bytes.to_vec(),
-        end_of_stream,
-        ..HttpBody::default()
-    }
-}
-
-fn streamed(answer: Answer) -> (Vec<u8>, bool) {
-    match answer {
-        Answer::RequestBody(BodyResponse {
-            response:
-                Some(CommonResponse {
-                    body_mutation: Some(mutation),
-                    ..
-                }),
-        }) => match mutation.mutation {
-            Some(Mutation::StreamedResponse(piece)) => (piece.body, piece.end_of_stream),
-            other => panic!("{other:?}"),
-        },
-        other => panic!("{other:?}"),
     }
 }
 
@@ -492,7 +336,7 @@ async fn the_gateways_trace_is_taken_from_the_streams_metadata() {
     assert_eq!(server.picker.last_trace.lock().as_deref(), Some(trace));
 }
 
-async fn health(channel: &Channel, service: &str) -> Result<ServingStatus, Code> {
+async fn grpc_health(channel: &Channel, service: &str) -> Result<ServingStatus, Code> {
     let request = HealthCheckRequest {
         service: service.to_owned(),
     };
@@ -514,15 +358,21 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
         "inference-extension",
     ];
     for name in names {
-        assert_eq!(health(&channel, name).await, Ok(ServingStatus::Serving));
+        assert_eq!(
+            grpc_health(&channel, name).await,
+            Ok(ServingStatus::Serving)
+        );
     }
-    assert_eq!(health(&channel, "other").await, Err(Code::NotFound));
+    assert_eq!(grpc_health(&channel, "other").await, Err(Code::NotFound));
     server.picker.not_ready.store(true, Ordering::SeqCst);
     for name in names {
-        assert_eq!(health(&channel, name).await, Ok(ServingStatus::NotServing));
+        assert_eq!(
+            grpc_health(&channel, name).await,
+            Ok(ServingStatus::NotServing)
+        );
     }
     assert_eq!(
-        health(&channel, "liveness").await,
+        grpc_health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)
     );
 }
@@ -554,11 +404,11 @@ async fn the_health_port_serves_until_draining_begins_and_tells_those_who_watch(
     assert_eq!(second.status(), ServingStatus::NotServing);
     assert!(watching.message().await.unwrap().is_none());
     assert_eq!(
-        health(&channel, "readiness").await,
+        grpc_health(&channel, "readiness").await,
         Ok(ServingStatus::NotServing)
     );
     assert_eq!(
-        health(&channel, "liveness").await,
+        grpc_health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)
     );
     stop.send(()).unwrap();
@@ -664,7 +514,7 @@ async fn tls_by_default_shows_a_certificate_that_only_the_unverifying_accept() {
     let plain = plain.connect().await;
     let refused = match plain {
         Err(_) => true,
-        Ok(channel) => health(&channel, "").await.is_err(),
+        Ok(channel) => grpc_health(&channel, "").await.is_err(),
     };
     assert!(refused, "plaintext is not served beside TLS");
 }
