@@ -27,9 +27,9 @@
 //! | 5 | [`cli`] | the command line | [`app`], [`engine`], [`config`] |
 
 pub mod admin;
-// pub mod app;
+pub mod app;
 pub mod blocks;
-// pub mod cli;
+pub mod cli;
 pub mod config;
 pub mod decide;
 pub mod engine;

@@ -13,6 +13,7 @@ mod reload;
 use crate::config::{Export, Handoff, Loaded, Process, Source, Tls};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
+use crate::extproc::wire::MetadataKeys;
 use crate::fleet::Roster;
 use crate::kv::index::Index;
 use crate::load::Ledger;
@@ -294,9 +295,31 @@ fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
 
 fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
     Settings {
-        limits: process.limits,
+        limits: limits(&process.limits),
         tls,
-        metadata: process.metadata.clone(),
+        metadata: MetadataKeys {
+            subset_hint: key(&process.data_plane.subset_hint),
+            destination: key(&process.data_plane.destination),
+            served: key(&process.data_plane.served),
+        },
         counters,
+    }
+}
+
+fn limits(limits: &crate::config::Limits) -> server::Limits {
+    server::Limits {
+        body: usize::try_from(limits.request_bytes).unwrap_or(usize::MAX),
+        held_requests: usize::try_from(limits.in_flight).unwrap_or(usize::MAX),
+        body_stall: limits.body_timeout,
+        decision: limits.decision_timeout,
+        drain: limits.drain_timeout,
+        ..server::Limits::default()
+    }
+}
+
+fn key(key: &crate::config::MetadataKey) -> server::MetadataKey {
+    server::MetadataKey {
+        namespace: Arc::clone(&key.namespace),
+        key: Arc::clone(&key.key),
     }
 }

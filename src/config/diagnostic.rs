@@ -10,8 +10,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most faults shown of one document; the others are counted. Each costs another reading of the text.
+/// Most faults shown of one document; the others are counted.
 const MOST_SHOWN: usize = 50;
+
+/// Most bytes read again in search of places, since each place costs a reading of the whole text. Of a
+/// file of a megabyte with many faults, the later ones are therefore shown without line and column.
+const MOST_READ_AGAIN: usize = 4 << 20;
 
 /// One thing that is wrong or, as a warning, probably not meant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +40,7 @@ pub enum Position {
         /// Column.
         column: usize,
     },
-    /// The file as a whole.
+    /// The file as a whole, or a place that was not looked for.
     WholeFile,
 }
 
@@ -194,16 +198,22 @@ impl Report {
 
 fn placed(mut noted: Vec<Noted>, text: &Text, root: &Node) -> Vec<Finding> {
     noted.sort_by_key(|noted| noted.at);
+    let affordable = MOST_READ_AGAIN / text.text.len().max(1);
+    let position = |index: usize, at: NodeId| {
+        let sought = (index < affordable.max(1)).then(|| node::locate(&text.text, at));
+        match sought.flatten() {
+            Some((line, column)) => Position::At { line, column },
+            None => Position::WholeFile,
+        }
+    };
     noted
         .into_iter()
-        .map(|noted| Finding {
+        .enumerate()
+        .map(|(index, noted)| Finding {
             path: full_path(root, &noted),
+            position: position(index, noted.at),
             message: noted.message,
             file: Arc::clone(&text.file),
-            position: match node::locate(&text.text, noted.at) {
-                Some((line, column)) => Position::At { line, column },
-                None => Position::WholeFile,
-            },
         })
         .collect()
 }

@@ -17,6 +17,10 @@ use std::fmt;
 /// (`&a`, `*a`) can blow up to.
 pub(crate) const MAX_NODES: u32 = 250_000;
 
+/// Most brackets open at once. The YAML parser takes time in the square of that number; our files need
+/// a handful.
+const MAX_DEPTH: usize = 256;
+
 /// The number of a node or key in its document, in reading order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct NodeId(pub(crate) u32);
@@ -60,6 +64,12 @@ pub(crate) struct SyntaxFault {
 
 /// Reads `text` as one YAML document.
 pub(crate) fn read(text: &str) -> Result<Node, SyntaxFault> {
+    if let Some(place) = too_deep(text) {
+        return Err(SyntaxFault {
+            problem: format!("more than {MAX_DEPTH} open brackets"),
+            place: Some(place),
+        });
+    }
     let count = Count::default();
     let document = serde_yaml::Deserializer::from_str(text);
     NodeSeed(&count)
@@ -68,6 +78,28 @@ pub(crate) fn read(text: &str) -> Result<Node, SyntaxFault> {
             problem: without_places(&error.to_string()),
             place: place(&error),
         })
+}
+
+/// The place of the first bracket too many. Quotes and comments are not looked at: brackets in them
+/// come in pairs too, or at least not by the hundred.
+fn too_deep(text: &str) -> Option<(usize, usize)> {
+    let mut depth: usize = 0;
+    let (mut line, mut line_start) = (1, 0);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b'\n' => (line, line_start) = (line + 1, at + 1),
+            _ => {}
+        }
+        if MAX_DEPTH < depth {
+            let column = text
+                .get(line_start..at)
+                .map_or(0, |text| text.chars().count());
+            return Some((line, column + 1));
+        }
+    }
+    None
 }
 
 /// Line and column (from 1) of the node or key `id` in `text`.

@@ -22,13 +22,14 @@
 pub mod body;
 pub mod counters;
 pub mod exchange;
-mod health;
+pub mod health;
 pub mod message;
+mod picker;
 pub mod server;
 pub mod session;
 pub mod settings;
 pub mod tls;
 pub mod wire;
 
-pub use server::{ServeError, Served, serve};
+pub use server::{ServerError, serve};
 pub use settings::{Limits, Settings};

@@ -60,7 +60,8 @@ impl Status {
             kv_usage: AtomicU64::new(0),
             kv_blocks: AtomicU32::new(0),
             block_size: AtomicU32::new(0),
-            epoch: Instant::now(),
+            // tokio's clock, so that a paused one in a test is paused here too.
+            epoch: tokio::time::Instant::now().into_std(),
         }
     }
 
@@ -83,6 +84,19 @@ impl Status {
         before
     }
 
+    /// Sets what a probe found, unless the pod is going away; returns what held before.
+    pub fn observe(&self, availability: Availability) -> Availability {
+        let draining = code(Availability::Draining);
+        let before = self.availability();
+        // A probe may answer until the very end, which does not make the pod stay.
+        let _ = self
+            .availability
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+                (held != draining).then_some(code(availability))
+            });
+        before
+    }
+
     /// Sets how long a report is believed.
     pub fn set_age_limit(&self, limit: Duration) {
         self.age_limit.store(millis(limit), Ordering::Relaxed);
@@ -90,8 +104,8 @@ impl Status {
 
     /// Records what the engine said at `now`.
     ///
-    /// A reading without any request count or usage says nothing about load, and leaves the last
-    /// report to age. Capacities are kept until the engine reports others.
+    /// A reading that lacks the number of running requests or the usage says too little about load, and
+    /// leaves the last report to age. Capacities are kept until the engine reports others.
     pub fn record(&self, reported: &Reported, now: Instant) {
         if let Some(blocks) = reported.kv_blocks {
             self.kv_blocks.store(blocks.0, Ordering::Relaxed);

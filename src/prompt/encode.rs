@@ -4,7 +4,7 @@
 //! Never here: threads. Encoding is CPU-bound and synchronous; the caller keeps it off I/O threads.
 //! Invariant: the answer is the same with and without the memo.
 
-use super::memo::{Growing, Memo, marks};
+use super::memo::{Growing, Memo, MemoStats, marks};
 use super::openai::{ChatInput, Input, Request, SpecialTokens, Truncation};
 use super::profile::{ClientTemplate, DeclinedTools, Exact, Profiles, Resolved};
 use super::template::{Template, arguments};
@@ -40,6 +40,12 @@ impl Encoder {
     #[must_use]
     pub fn profiles(&self) -> &Profiles {
         &self.profiles
+    }
+
+    /// What the memo holds and how often it helped.
+    #[must_use]
+    pub fn memo(&self) -> MemoStats {
+        self.memo.stats()
     }
 
     /// Counts `request`'s prompt and chains its blocks once per size in `sizes`.
@@ -106,8 +112,8 @@ impl Encoder {
         spaces: &[KeySpace],
     ) -> Result<Growing, EncodeTrouble> {
         let tokenizer = &model.tokenizer;
-        let marks = marks(text, tokenizer.cuts(text), (model.id, special));
-        let (known, mut grown) = match self.memo.longest(&marks, spaces) {
+        let marks = marks(text, tokenizer.cuts(text), (model.id, special, spaces));
+        let (known, mut grown) = match self.memo.longest(&marks) {
             Some((mark, prefix)) => (mark.at, Growing::clone(&prefix)),
             None => {
                 let mut grown = Growing::new(spaces);

@@ -73,12 +73,6 @@ impl Growing {
         chains.collect()
     }
 
-    /// Whether these are the chains of exactly `spaces`.
-    fn serves(&self, spaces: &[KeySpace]) -> bool {
-        let roots = self.chains.iter().map(|chain| chain.root);
-        roots.eq(spaces.iter().map(KeySpace::root))
-    }
-
     fn bytes(&self) -> usize {
         let chains = self.chains.iter();
         let held = chains.map(|chain| chain.keys.len() * 16 + chain.tail.len() * 4 + 80);
@@ -122,16 +116,20 @@ pub(super) struct Mark {
 }
 
 /// Picks the marks of `text` from its `cuts` (ascending). `context` is whatever else decides the
-/// tokens. Which cuts are picked depends only on what is before them, so that a text and its
+/// chains: the model, whether special tokens are added, the key spaces. Which cuts are picked depends only on what is before them, so that a text and its
 /// continuation agree.
 pub(super) fn marks(
     text: &str,
     cuts: impl Iterator<Item = usize>,
-    context: (u32, bool),
+    context: (u32, bool, &[KeySpace]),
 ) -> Vec<Mark> {
+    let (model, special, spaces) = context;
     let mut hash = Xxh3::new();
-    hash.update(&context.0.to_le_bytes());
-    hash.update(&[u8::from(context.1)]);
+    hash.update(&model.to_le_bytes());
+    hash.update(&[u8::from(special)]);
+    for space in spaces {
+        hash.update(&space.root().0.to_le_bytes());
+    }
     let mut marks = Vec::with_capacity(text.len() / STRIDE);
     let mut last = 0;
     for at in cuts {
@@ -158,11 +156,29 @@ pub(super) struct Memo {
     generations: Mutex<Generations>,
 }
 
+/// What a memo holds and how often it helped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoStats {
+    /// Bytes held.
+    pub bytes: usize,
+    /// Long prompts that began with something remembered.
+    pub hits: u64,
+    /// Long prompts that did not.
+    pub misses: u64,
+}
+
 #[derive(Debug, Default)]
 struct Generations {
-    young: HashMap<u128, Arc<Growing>, FxBuildHasher>,
-    young_bytes: usize,
-    old: HashMap<u128, Arc<Growing>, FxBuildHasher>,
+    young: Generation,
+    old: Generation,
+    hits: u64,
+    misses: u64,
+}
+
+#[derive(Debug, Default)]
+struct Generation {
+    entries: HashMap<u128, Arc<Growing>, FxBuildHasher>,
+    bytes: usize,
 }
 
 impl Memo {
@@ -180,51 +196,58 @@ impl Memo {
     }
 
     /// The chains of the longest remembered prefix.
-    pub(super) fn longest(
-        &self,
-        marks: &[Mark],
-        spaces: &[KeySpace],
-    ) -> Option<(Mark, Arc<Growing>)> {
+    pub(super) fn longest(&self, marks: &[Mark]) -> Option<(Mark, Arc<Growing>)> {
         let mut generations = self.generations.lock();
-        marks.iter().rev().find_map(|mark| {
-            let found = generations.young.get(&mark.key).cloned();
-            let found = found.or_else(|| {
-                let found = generations.old.remove(&mark.key)?;
-                generations.insert(self.limit / 2, mark.key, Arc::clone(&found));
-                Some(found)
-            })?;
-            found.serves(spaces).then_some((*mark, found))
-        })
+        let found = marks.iter().rev().find_map(|mark| {
+            let found = generations.get(self.limit / 2, mark.key)?;
+            Some((*mark, found))
+        });
+        match found {
+            Some(_) => generations.hits += 1,
+            None => generations.misses += 1,
+        }
+        found
     }
 
     /// Remembers the chains of the text before `mark`.
     pub(super) fn remember(&self, mark: Mark, chains: Growing) {
-        let mut generations = self.generations.lock();
-        generations.insert(self.limit / 2, mark.key, Arc::new(chains));
+        let chains = Arc::new(chains);
+        (self.generations.lock()).insert(self.limit / 2, mark.key, chains);
     }
 
-    /// Bytes held, for tests.
-    #[cfg(test)]
-    pub(super) fn bytes(&self) -> usize {
+    /// What is held and how often it helped.
+    pub(super) fn stats(&self) -> MemoStats {
         let generations = self.generations.lock();
-        let all = generations.young.values().chain(generations.old.values());
-        all.map(|entry| entry.bytes()).sum()
+        MemoStats {
+            bytes: generations.young.bytes + generations.old.bytes,
+            hits: generations.hits,
+            misses: generations.misses,
+        }
     }
 }
 
 impl Generations {
+    fn get(&mut self, limit: usize, key: u128) -> Option<Arc<Growing>> {
+        if let Some(found) = self.young.entries.get(&key) {
+            return Some(Arc::clone(found));
+        }
+        let found = self.old.entries.remove(&key)?;
+        self.old.bytes -= found.bytes();
+        self.insert(limit, key, Arc::clone(&found));
+        Some(found)
+    }
+
     fn insert(&mut self, limit: usize, key: u128, entry: Arc<Growing>) {
         let bytes = entry.bytes();
         if limit < bytes {
             return;
         }
-        if limit < self.young_bytes + bytes {
+        if limit < self.young.bytes + bytes {
             self.old = std::mem::take(&mut self.young);
-            self.young_bytes = 0;
         }
-        self.young_bytes += bytes;
-        if let Some(before) = self.young.insert(key, entry) {
-            self.young_bytes -= before.bytes();
+        self.young.bytes += bytes;
+        if let Some(before) = self.young.entries.insert(key, entry) {
+            self.young.bytes -= before.bytes();
         }
     }
 }

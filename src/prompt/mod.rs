@@ -24,6 +24,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 pub use encode::Encoder;
+pub use memo::MemoStats;
 pub use openai::{BodyError, ChatInput, Input, Request, parse};
 pub use profile::{Profile, ProfileError, ProfileFiles, Profiles, Resolved};
 

@@ -178,3 +178,98 @@ fn from_older(text: &str) -> Result<PipelineTokenizer, String> {
     let current = tokenizers::canonicalize_str(text).map_err(|error| error.to_string())?;
     tokenizers::from_json(&current).map_err(|error| error.to_string())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::LazyLock;
+
+    const JSON: &[u8] = include_bytes!("builtin/tokenizer.json");
+    static BUILTIN: LazyLock<Tokenizer> = LazyLock::new(|| Tokenizer::from_json(JSON).unwrap());
+
+    #[derive(serde::Deserialize)]
+    struct Golden {
+        text: String,
+        plain: Vec<u32>,
+        special: Vec<u32>,
+    }
+
+    /// `tests/tools/train_tokenizer.py` made the reference, with the Python library.
+    #[test]
+    fn ids_are_those_of_the_python_library() {
+        let golden = include_bytes!("../../tests/data/prompt/tokens.golden.json");
+        let golden: Vec<Golden> = serde_json::from_slice(golden).unwrap();
+        assert!(20 < golden.len());
+        for Golden {
+            text,
+            plain,
+            special,
+        } in golden
+        {
+            assert_eq!(BUILTIN.encode(&text, false).unwrap(), plain, "{text:?}");
+            assert_eq!(BUILTIN.encode(&text, true).unwrap(), special, "{text:?}");
+            assert_eq!(BUILTIN.decode(&plain).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error() {
+        let half = &JSON[..JSON.len() / 2];
+        for (bytes, expected) in [
+            (&b"\xff"[..], "expected UTF-8"),
+            (b"", "expected a tokenizer"),
+            (b"{}", "expected a tokenizer"),
+            (b"[1]", "expected a tokenizer"),
+            (half, "expected a tokenizer"),
+        ] {
+            let error = Tokenizer::from_json(bytes).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_text_may_be_cut_only_before_a_token_that_stands_alone() {
+        let cuts = |text| BUILTIN.cuts(text).collect::<Vec<_>>();
+        assert!(cuts("").is_empty());
+        assert_eq!(cuts("<|turn|>a<|end|>\n<|turn|><|end|>"), [9, 17, 25]);
+        assert!(cuts("a<|end|").is_empty());
+
+        // White space around a token, its neighbours, a normalizer: all reasons not to cut there.
+        let odd = |token: &str, flag: &str| {
+            let text = std::str::from_utf8(JSON).unwrap();
+            let entry = format!(
+                r#""content":"{token}","single_word":false,"lstrip":false,"rstrip":false,"normalized":false"#
+            );
+            let (before, after) = text.split_once(&entry).unwrap();
+            let changed =
+                entry.replace(&format!(r#""{flag}":false"#), &format!(r#""{flag}":true"#));
+            let text = format!("{before}{changed}{after}");
+            Tokenizer::from_json(text.as_bytes()).unwrap()
+        };
+        for flag in ["lstrip", "rstrip", "single_word", "normalized"] {
+            let tokenizer = odd("<|turn|>", flag);
+            let cuts: Vec<_> = tokenizer.cuts("a <|turn|> b<|end|>c").collect();
+            assert_eq!(cuts, [12], "{flag}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_cut_text_has_the_ids_of_the_whole(
+            pieces in prop::collection::vec(prop_oneof![
+                prop::sample::select(vec!["<|end|>", "<|turn|>", "<|en", "d|>", "<", "|", " ", "\n", "x"])
+                    .prop_map(str::to_owned),
+                any::<String>(),
+            ], 0..20),
+        ) {
+            let text = pieces.concat();
+            let whole = BUILTIN.encode(&text, false).unwrap();
+            for cut in BUILTIN.cuts(&text) {
+                let mut halves = BUILTIN.encode(&text[..cut], false).unwrap();
+                BUILTIN.encode_into(&text[cut..], &mut halves).unwrap();
+                prop_assert_eq!(&halves, &whole);
+            }
+        }
+    }
+}

@@ -8,7 +8,9 @@ environment outside the repository:
 
 The training text is this project's own: `tests/data/prompt/corpus.txt` and the Rust sources. The
 result is not byte-for-byte reproducible once the sources have moved on, and need not be: every
-test reads the committed file.
+test reads the committed file. With `--golden`, keeps the tokenizer and only writes
+`tests/data/prompt/tokens.golden.json` anew: for each text of `texts.json` the ids without and with
+special tokens, as the Python library gives them.
 """
 
 import json
@@ -17,6 +19,7 @@ import sys
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+TARGET = pathlib.Path("src/prompt/builtin/tokenizer.json")
 VOCABULARY = 6000
 SPECIAL = [
     "<|bos|>",
@@ -40,12 +43,28 @@ def texts(folders):
     """The prose three times (chat traffic looks like it), then the sources."""
     prose = pathlib.Path("tests/data/prompt/corpus.txt").read_text(encoding="utf-8")
     yield from [prose] * 3
+    sources = set()
     for folder in folders:
-        for path in sorted(pathlib.Path(folder).rglob("*.rs")):
-            yield path.read_text(encoding="utf-8")
+        for path in pathlib.Path(folder).rglob("*.rs"):
+            sources.add(path.read_text(encoding="utf-8"))
+    yield from sorted(sources)
 
 
-def main():
+def write_golden(tokenizer):
+    data = pathlib.Path("tests/data/prompt")
+    golden = [
+        {
+            "text": text,
+            "plain": tokenizer.encode(text, add_special_tokens=False).ids,
+            "special": tokenizer.encode(text).ids,
+        }
+        for text in json.loads((data / "texts.json").read_text(encoding="utf-8"))
+    ]
+    lines = ",\n".join(json.dumps(entry) for entry in golden)
+    (data / "tokens.golden.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def train(folders):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -61,17 +80,23 @@ def main():
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts(sys.argv[1:] or ["src"]), trainer)
+    tokenizer.train_from_iterator(texts(folders), trainer)
     bos = ("<|bos|>", tokenizer.token_to_id("<|bos|>"))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<|bos|> $A", pair="<|bos|> $A $B:1", special_tokens=[bos]
     )
-    target = pathlib.Path("src/prompt/builtin/tokenizer.json")
     document = json.loads(tokenizer.to_str())
-    target.write_text(
+    TARGET.write_text(
         json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8"
     )
-    print(tokenizer.get_vocab_size(), "entries,", target.stat().st_size, "bytes")
+    print(tokenizer.get_vocab_size(), "entries,", TARGET.stat().st_size, "bytes")
+
+
+def main():
+    folders = sys.argv[1:] or ["src"]
+    if folders != ["--golden"]:
+        train(folders)
+    write_golden(Tokenizer.from_file(str(TARGET)))
 
 
 if __name__ == "__main__":

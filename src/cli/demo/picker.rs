@@ -117,3 +117,54 @@ impl PickerConfig {
             .context("the picker's configuration does not render")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn the_configuration_and_the_demos_policy_are_accepted_without_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let policy = folder.path().join("a policy.yaml");
+        std::fs::write(&policy, include_str!("policy.yaml")).unwrap();
+        let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let pod = |name: &str, role, port| Pod {
+            name: name.into(),
+            address: at(port),
+            role,
+            events: Some(at(port + 1)),
+            replay: Some(at(port + 2)),
+            batch_tokens: 4096,
+        };
+        let silent = Pod {
+            events: None,
+            replay: None,
+            ..pod("silent", "both", 30)
+        };
+        let config = PickerConfig {
+            ext_proc: at(1),
+            health: at(2),
+            admin: at(3),
+            transport: Transport::Plaintext,
+            limits: vec![("inFlight".into(), "7".into())],
+            pods: vec![pod("p", "prefill", 10), pod("d", "decode", 20), silent],
+            policy,
+            otlp: Some(at(4)),
+        };
+        let file = folder.path().join("picker.yaml");
+        std::fs::write(&file, config.to_yaml().unwrap()).unwrap();
+        let loaded = crate::config::load(&file).unwrap();
+        assert_eq!(loaded.pods.len(), 3);
+        assert_eq!(loaded.process.limits.in_flight, 7);
+        assert_eq!(&*loaded.policy.name, "demo");
+        // A pod without KV events is worth a warning; the demo has none such.
+        let others: Vec<String> = loaded
+            .warnings
+            .iter()
+            .map(ToString::to_string)
+            .filter(|warning| !warning.contains("silent"))
+            .collect();
+        assert!(others.is_empty(), "{others:?}");
+    }
+}

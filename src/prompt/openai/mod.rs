@@ -182,3 +182,6 @@ fn clamp_i32(value: i64) -> i32 {
 fn clamp_u32(value: i64) -> Option<u32> {
     (0 <= value).then(|| u32::try_from(value).unwrap_or(u32::MAX))
 }
+
+#[cfg(test)]
+mod tests;
