@@ -55,12 +55,8 @@ fn same(file: &str, name: &str, table: &str) {
 }
 
 #[test]
-fn the_readme_lists_every_reason() {
+fn the_readme_lists_every_reason_and_every_header() {
     same("README.md", "reasons", &reasons());
-}
-
-#[test]
-fn the_readme_lists_every_header() {
     same("README.md", "headers", &headers());
 }
 
