@@ -12,11 +12,11 @@ mod reload;
 
 use crate::config::{Export, Handoff, Loaded, Process, Source};
 use crate::extproc::counters::Counters;
+use crate::extproc::health;
 use crate::extproc::server::{self, ServeError};
 use crate::extproc::settings::{Limits, Settings};
 use crate::extproc::tls::Tls;
 use crate::extproc::wire::Namespaces;
-use crate::extproc::health;
 use crate::fleet::Roster;
 use crate::kv::index::Index;
 use crate::load::Ledger;
@@ -320,11 +320,7 @@ fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
     })
 }
 
-fn settings(
-    process: &Process,
-    ready: watch::Receiver<bool>,
-    counters: Arc<Counters>,
-) -> Settings {
+fn settings(process: &Process, ready: watch::Receiver<bool>, counters: Arc<Counters>) -> Settings {
     let configured = process.limits;
     Settings {
         limits: Limits {
