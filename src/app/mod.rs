@@ -10,13 +10,10 @@ mod collect;
 mod models;
 mod reload;
 
-use crate::config::{Export, Handoff, Loaded, Process, Source};
+use crate::config::{Export, Handoff, Loaded, Process, Source, Tls};
 use crate::extproc::counters::Counters;
-use crate::extproc::health;
-use crate::extproc::server::{self, ServeError};
-use crate::extproc::settings::{Limits, Settings};
-use crate::extproc::tls::Tls;
-use crate::extproc::wire::Namespaces;
+use crate::extproc::server::{self, Settings};
+use crate::extproc::wire::MetadataKeys;
 use crate::fleet::Roster;
 use crate::kv::index::Index;
 use crate::load::Ledger;
@@ -35,14 +32,11 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
 
 /// Decisions kept for the admin port.
 const JOURNAL: usize = 2048;
 /// How often watched files are looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
-/// How often it is looked whether a decode pod is ready.
-const READY_EVERY: Duration = Duration::from_millis(100);
 
 /// The program could not start.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +57,9 @@ pub enum StartError {
     /// The trace exporter could not be set up.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// The certificate could not be used.
+    #[error(transparent)]
+    Server(#[from] server::ServerError),
 }
 
 /// The ports that were bound.
@@ -85,6 +82,7 @@ pub struct App {
     ext_proc: TcpListener,
     health: TcpListener,
     admin: TcpListener,
+    tls: server::TlsMaterial,
     counters: Arc<Counters>,
     tasks: JoinSet<()>,
 }
@@ -104,6 +102,7 @@ impl App {
             health: local(&health, process.listen.health),
             admin: local(&admin, process.listen.admin),
         };
+        let tls = server::tls_material(&tls(&process.tls))?;
 
         let roster = Arc::new(Roster::new());
         let index = Arc::new(Index::new(crate::kv::index::Limits {
@@ -164,6 +163,7 @@ impl App {
             ext_proc,
             health,
             admin,
+            tls,
             counters,
             tasks,
         })
@@ -185,37 +185,43 @@ impl App {
     /// refused, running ones end or are cut when the drain time is over.
     ///
     /// # Errors
-    /// When the certificate cannot be used or a listener fails.
-    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let (ready_now, ready) = watch::channel(self.picker.ready());
-        let (draining, drain) = watch::channel(false);
-        let (stopping, stopped) = watch::channel(false);
-        self.tasks.spawn(readiness(
-            Arc::clone(&self.picker),
-            ready_now,
-            drain.clone(),
-        ));
-        let health = health::serve(self.health, ready.clone(), until(stopped.clone()));
-        self.tasks.spawn(logged("health", health));
-        let admin = crate::admin::serve(self.admin, Arc::clone(&self.picker), until(stopped));
-        self.tasks.spawn(logged("admin", admin));
-        let settings = settings(&self.process, ready, Arc::clone(&self.counters));
-        let picker = Arc::clone(&self.picker);
-        let serving = server::serve(self.ext_proc, picker, settings, until(drain));
-        tokio::pin!(serving);
+    /// When a listener fails.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), server::ServerError> {
         tracing::info!(
             ext_proc = %self.bound.ext_proc, health = %self.bound.health, admin = %self.bound.admin,
             "serving"
         );
+        let (draining, drain) = watch::channel(false);
+        let (stopping, stopped) = watch::channel(false);
+        self.tasks.spawn(server::serve_health(
+            self.health,
+            Arc::clone(&self.picker),
+            drain.clone(),
+            until(stopped.clone()),
+        ));
+        let admin = crate::admin::serve(self.admin, Arc::clone(&self.picker), until(stopped));
+        self.tasks.spawn(async move {
+            if let Err(error) = admin.await {
+                tracing::error!(%error, "the admin port stopped");
+            }
+        });
+        let settings = settings(&self.process, self.tls, Arc::clone(&self.counters));
+        let serving = server::serve(
+            self.ext_proc,
+            Arc::clone(&self.picker),
+            settings,
+            until(drain),
+        );
+        tokio::pin!(serving);
         let result = tokio::select! {
             result = &mut serving => result,
             () = stop => {
                 tracing::info!("draining");
-                draining.send_replace(true);
+                let _ = draining.send(true);
                 serving.await
             }
         };
-        stopping.send_replace(true);
+        let _ = stopping.send(true);
         self.tasks.shutdown().await;
         let picker = self.picker;
         // Sends the last spans; blocks, up to the exporter's timeout.
@@ -223,41 +229,8 @@ impl App {
         if let Err(error) = flushed.await {
             tracing::warn!(%error, "the last spans could not be sent");
         }
-        let served = result?;
-        tracing::info!(cut_streams = served.cut_streams, "stopped");
-        Ok(())
-    }
-}
-
-/// Keeps a port's failure visible; the others go on.
-async fn logged<E: std::fmt::Display>(
-    port: &'static str,
-    serving: impl Future<Output = Result<(), E>>,
-) {
-    if let Err(error) = serving.await {
-        tracing::error!(port, %error, "the port stopped");
-    }
-}
-
-/// Follows whether picks can succeed, until the drain begins.
-async fn readiness(
-    picker: Arc<Picker>,
-    ready: watch::Sender<bool>,
-    mut draining: watch::Receiver<bool>,
-) {
-    let mut look = tokio::time::interval(READY_EVERY);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = look.tick() => {
-                let now = picker.ready();
-                ready.send_if_modified(|before| std::mem::replace(before, now) != now);
-            }
-            changed = draining.changed() => if changed.is_err() || *draining.borrow() {
-                ready.send_replace(false);
-                return;
-            }
-        }
+        tracing::info!("stopped");
+        result
     }
 }
 
@@ -291,12 +264,12 @@ fn dialect(handoff: Handoff) -> Dialect {
     }
 }
 
-fn tls(process: &Process) -> Tls {
-    match &process.tls {
-        crate::config::Tls::SelfSigned => Tls::SelfSigned,
-        crate::config::Tls::Plaintext => Tls::Plaintext,
-        crate::config::Tls::Files { cert, key } => Tls::Files {
-            certificate: cert.clone(),
+fn tls(tls: &Tls) -> server::Tls {
+    match tls {
+        Tls::SelfSigned => server::Tls::SelfSigned,
+        Tls::Plaintext => server::Tls::Plaintext,
+        Tls::Files { cert, key } => server::Tls::Files {
+            cert: cert.clone(),
             key: key.clone(),
         },
     }
@@ -320,23 +293,33 @@ fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
     })
 }
 
-fn settings(process: &Process, ready: watch::Receiver<bool>, counters: Arc<Counters>) -> Settings {
-    let configured = process.limits;
+fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
     Settings {
-        limits: Limits {
-            body: usize::try_from(configured.request_bytes).unwrap_or(usize::MAX),
-            held_requests: usize::try_from(configured.in_flight).unwrap_or(usize::MAX),
-            body_stall: configured.body_timeout,
-            decision: configured.decision_timeout,
-            drain: configured.drain_timeout,
-            ..Limits::default()
+        limits: limits(&process.limits),
+        tls,
+        metadata: MetadataKeys {
+            subset_hint: key(&process.data_plane.subset_hint),
+            destination: key(&process.data_plane.destination),
+            served: key(&process.data_plane.served),
         },
-        tls: tls(process),
-        namespaces: Namespaces {
-            destination: process.data_plane.destination.namespace.to_string(),
-            subset: process.data_plane.subset_hint.namespace.to_string(),
-        },
-        ready,
         counters,
+    }
+}
+
+fn limits(limits: &crate::config::Limits) -> server::Limits {
+    server::Limits {
+        body: usize::try_from(limits.request_bytes).unwrap_or(usize::MAX),
+        held_requests: usize::try_from(limits.in_flight).unwrap_or(usize::MAX),
+        body_stall: limits.body_timeout,
+        decision: limits.decision_timeout,
+        drain: limits.drain_timeout,
+        ..server::Limits::default()
+    }
+}
+
+fn key(key: &crate::config::MetadataKey) -> server::MetadataKey {
+    server::MetadataKey {
+        namespace: Arc::clone(&key.namespace),
+        key: Arc::clone(&key.key),
     }
 }

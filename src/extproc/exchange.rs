@@ -41,6 +41,9 @@ pub trait PickPods: Send + Sync + 'static {
         head: Head,
         body: Option<Bytes>,
     ) -> impl Future<Output = Result<(Plan, Self::Flight), Refusal>> + Send;
+
+    /// Whether picks can succeed.
+    fn ready(&self) -> bool;
 }
 
 /// Follows a request after its pick.

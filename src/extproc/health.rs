@@ -2,17 +2,19 @@
 //!
 //! Lives here: the names that are answered, and what each follows.
 //! Never here: what makes the picker ready.
-//! Invariant: once a shutdown began, nothing but liveness serves.
+//! Invariant: once draining began, nothing but liveness serves, and those who watch are let go, so
+//! that their connections can close.
 
-use std::convert::Infallible;
-use std::future::Future;
-use tokio::net::TcpListener;
+use crate::extproc::exchange::PickPods;
+use futures_util::{Stream, stream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
-use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
-use tonic_health::ServingStatus;
-use tonic_health::pb::health_server::HealthServer;
-use tonic_health::server::{HealthReporter, HealthService};
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 /// Serves as long as the process runs.
 const LIVENESS: &str = "liveness";
@@ -24,72 +26,104 @@ const READINESS: [&str; 4] = [
     "envoy.service.ext_proc.v3.ExternalProcessor",
     "inference-extension",
 ];
+/// How often readiness is looked at for those who watch.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Serves health alone, in plaintext, on a port of its own: what a kubelet's gRPC probe can reach.
-///
-/// # Errors
-/// When the transport fails.
-pub async fn serve(
-    listener: TcpListener,
-    ready: watch::Receiver<bool>,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), tonic::transport::Error> {
-    let mut reporter = HealthReporter::new();
-    let ready_now = *ready.borrow();
-    register(&reporter, ready_now).await;
-    let service = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
-    let server = Server::builder()
-        .add_service(service)
-        .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true)));
-    tokio::select! {
-        served = server => served,
-        never = follow(reporter.clone(), ready) => match never {},
-        () = shutdown => {
-            clear(&mut reporter).await;
-            Ok(())
+/// The health service of a picker.
+pub(crate) fn service<P: PickPods>(
+    picker: Arc<P>,
+    draining: watch::Receiver<bool>,
+) -> HealthServer<Checks<P>> {
+    HealthServer::new(Checks { picker, draining })
+}
+
+/// Answers from what the picker says now.
+pub(crate) struct Checks<P> {
+    picker: Arc<P>,
+    draining: watch::Receiver<bool>,
+}
+
+/// What a watching client knows.
+struct Watch<P> {
+    checks: Checks<P>,
+    name: &'static str,
+    told: Option<ServingStatus>,
+    last: bool,
+}
+
+impl<P: PickPods> Checks<P> {
+    fn status(&self, name: &str) -> ServingStatus {
+        let serves = name == LIVENESS || (self.picker.ready() && !*self.draining.borrow());
+        if serves {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
         }
     }
 }
 
-/// Registers every name, as things are now.
-pub(crate) async fn register(reporter: &HealthReporter, ready: bool) {
-    reporter
-        .set_service_status(LIVENESS, ServingStatus::Serving)
-        .await;
-    set_ready(reporter, ready).await;
-}
-
-/// Follows `ready`, for ever: when its sender is gone, readiness stays as it is.
-pub(crate) async fn follow(
-    reporter: HealthReporter,
-    mut ready: watch::Receiver<bool>,
-) -> Infallible {
-    while ready.changed().await.is_ok() {
-        let now = *ready.borrow_and_update();
-        set_ready(&reporter, now).await;
-    }
-    std::future::pending().await
-}
-
-/// A shutdown began.
-pub(crate) async fn stop(reporter: &HealthReporter) {
-    set_ready(reporter, false).await;
-}
-
-/// Ends the streams of those who watch a name, which would keep their connections open.
-pub(crate) async fn clear(reporter: &mut HealthReporter) {
-    for name in READINESS.iter().chain([&LIVENESS]) {
-        reporter.clear_service_status(name).await;
+impl<P: PickPods> Watch<P> {
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        loop {
+            if self.last {
+                return None;
+            }
+            self.last = *self.checks.draining.borrow_and_update();
+            let now = self.checks.status(self.name);
+            if self.told != Some(now) {
+                self.told = Some(now);
+                return Some((Ok(response(now)), self));
+            }
+            if self.last {
+                return None;
+            }
+            tokio::select! {
+                changed = self.checks.draining.changed() => self.last = changed.is_err(),
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
     }
 }
 
-async fn set_ready(reporter: &HealthReporter, ready: bool) {
-    let status = if ready {
-        ServingStatus::Serving
-    } else {
-        ServingStatus::NotServing
-    };
-    for name in READINESS {
-        reporter.set_service_status(name, status).await;
+#[tonic::async_trait]
+impl<P: PickPods> Health for Checks<P> {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let name = known(&request.get_ref().service)?;
+        Ok(Response::new(response(self.status(name))))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let watch = Watch {
+            checks: Checks {
+                picker: Arc::clone(&self.picker),
+                draining: self.draining.clone(),
+            },
+            name: known(&request.get_ref().service)?,
+            told: None,
+            last: false,
+        };
+        Ok(Response::new(Box::pin(stream::unfold(watch, Watch::next))))
+    }
+}
+
+fn known(name: &str) -> Result<&'static str, Status> {
+    READINESS
+        .into_iter()
+        .chain([LIVENESS])
+        .find(|known| *known == name)
+        .ok_or_else(|| Status::not_found("health: expected a name that is served here"))
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse {
+        status: status.into(),
     }
 }

@@ -31,5 +31,5 @@ pub mod settings;
 pub mod tls;
 pub mod wire;
 
-pub use server::{ServeError, Served, serve};
+pub use server::{ServerError, serve};
 pub use settings::{Limits, Settings};

@@ -1,8 +1,8 @@
-//! The picker as the service uses it.
+//! The picker as streams use it.
 //!
-//! Lives here: two trait implementations that only forward.
-//! Never here: anything else.
-//! Invariant: nothing is added or left out on the way.
+//! Lives here: [`PickPods`] and [`Follow`] for the real thing.
+//! Never here: anything else; a stand-in lives with the tests that need one.
+//! Invariant: every call goes straight through.
 
 use crate::extproc::exchange::{Follow, PickPods};
 use crate::names::Endpoint;
@@ -14,9 +14,12 @@ impl PickPods for Picker {
     type Flight = Flight;
 
     async fn pick(&self, head: Head, body: Option<Bytes>) -> Result<(Plan, Flight), Refusal> {
-        Picker::pick(self, head, body)
-            .await
-            .map(|Picked { plan, flight }| (plan, flight))
+        let Picked { plan, flight } = Picker::pick(self, head, body).await?;
+        Ok((plan, flight))
+    }
+
+    fn ready(&self) -> bool {
+        Picker::ready(self)
     }
 }
 

@@ -7,9 +7,7 @@
 
 use crate::extproc::exchange::{Broken, Exchange, PickPods, Received, Shared};
 use crate::extproc::health;
-use crate::extproc::settings::Settings;
-use crate::extproc::tls::TlsError;
-use crate::extproc::wire::{self, GatewayTrace, Namespaces};
+use crate::extproc::wire::{self, GatewayTrace, MetadataKeys};
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
     ExternalProcessor, ExternalProcessorServer,
 };
@@ -20,12 +18,16 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
-use tonic_health::server::{HealthReporter, HealthService};
+
+pub use crate::extproc::settings::{Limits, Settings};
+pub use crate::extproc::tls::{Tls, TlsError, TlsMaterial};
+pub use crate::extproc::wire::MetadataKey;
 
 /// Bytes of a message beyond the body in it.
 const MESSAGE_SLACK: usize = 1 << 20;
@@ -42,10 +44,10 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long connections may take to close once nothing runs on them.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// Why the service ended.
+/// Why a port cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The port could not be secured.
+pub enum ServerError {
+    /// It could not be secured.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The transport failed.
@@ -53,18 +55,21 @@ pub enum ServeError {
     Transport(#[from] tonic::transport::Error),
 }
 
-/// How a service ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Served {
-    /// Streams that were cut because the time to drain was over.
-    pub cut_streams: u64,
+/// Reads or makes what `tls` needs, so that faults are found before a port is served.
+///
+/// # Errors
+/// When a file cannot be read, its content does not fit, or no certificate can be made.
+pub fn tls_material(tls: &Tls) -> Result<TlsMaterial, ServerError> {
+    Ok(tls.material()?)
 }
 
 /// Serves gateways on `listener` until `shutdown` resolves and the streams that run have ended.
 ///
 /// Then: health turns NOT_SERVING, the port closes, connections get GOAWAY (so that gateways open
 /// new streams elsewhere), streams that run may end by themselves for as long as
-/// [`Limits::drain`](crate::extproc::settings::Limits::drain), and the rest is cut.
+/// [`Limits::drain`], and the rest is cut; [`Counters::cut`] says how many.
+///
+/// [`Counters::cut`]: crate::extproc::counters::Counters::cut
 ///
 /// # Errors
 /// When the port cannot be secured or the transport fails.
@@ -73,23 +78,19 @@ pub async fn serve<P: PickPods>(
     picker: Arc<P>,
     settings: Settings,
     shutdown: impl Future<Output = ()>,
-) -> Result<Served, ServeError> {
+) -> Result<(), ServerError> {
     let Settings {
         limits,
         tls,
-        namespaces,
-        ready,
+        metadata,
         counters,
     } = settings;
-    let shared = Arc::new(Shared::new(picker, limits, counters));
-    let mut reporter = HealthReporter::new();
-    let ready_now = *ready.borrow();
-    health::register(&reporter, ready_now).await;
-
+    let shared = Arc::new(Shared::new(Arc::clone(&picker), limits, counters));
+    let (draining, drains) = watch::channel(false);
     let stop = CancellationToken::new();
-    let server = server(tls.config()?)?
-        .add_service(service(Arc::clone(&shared), namespaces))
-        .add_service(health_service(&reporter))
+    let server = transport(tls)?
+        .add_service(service(Arc::clone(&shared), metadata))
+        .add_service(health::service(picker, drains))
         .serve_with_incoming_shutdown(
             TcpIncoming::from(listener).with_nodelay(Some(true)),
             stop.clone().cancelled_owned(),
@@ -97,83 +98,86 @@ pub async fn serve<P: PickPods>(
     tokio::pin!(server);
 
     tokio::select! {
-        served = &mut server => return served.map(|()| Served { cut_streams: 0 }).map_err(Into::into),
-        never = health::follow(reporter.clone(), ready) => match never {},
+        served = &mut server => return Ok(served?),
         () = shutdown => {}
     }
-    health::stop(&reporter).await;
+    draining.send_replace(true);
     stop.cancel();
     let before = shared.counters.cut.get();
-    let drained = drain(server.as_mut(), &shared, &mut reporter).await;
+    let drained = drain(server.as_mut(), &shared).await;
     let cut_streams = shared.counters.cut.get().saturating_sub(before);
     if 0 < cut_streams {
         tracing::warn!(cut_streams, "streams were cut: the time to drain was over");
     }
-    drained.map(|()| Served { cut_streams })
+    drained
+}
+
+/// Serves gRPC health alone, in plaintext, for probes: the same names as on the gateways' port.
+/// `draining` turns readiness off; `shutdown` ends it.
+pub async fn serve_health<P: PickPods>(
+    listener: TcpListener,
+    picker: Arc<P>,
+    draining: watch::Receiver<bool>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let served = Server::builder()
+        .add_service(health::service(picker, draining))
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown)
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the health port stopped");
+    }
 }
 
 /// Lets streams end, then cuts the rest, then lets connections close.
 async fn drain<P>(
     mut server: Pin<&mut impl Future<Output = Result<(), tonic::transport::Error>>>,
     shared: &Shared<P>,
-    reporter: &mut HealthReporter,
-) -> Result<(), ServeError> {
+) -> Result<(), ServerError> {
     shared.open.close();
     let over = tokio::time::sleep(shared.limits.drain);
     tokio::select! {
-        served = &mut server => return served.map_err(Into::into),
+        served = &mut server => return Ok(served?),
         () = shared.open.wait() => {}
         () = over => shared.cut.cancel(),
     }
-    health::clear(reporter).await;
-    // A stream that came in just before its connection's GOAWAY may still run: it gets what is
-    // left of a second, then it is cut like the others.
+    // A stream that came in just before its connection's GOAWAY may still run: it gets a second,
+    // then it is cut like the others.
     for _ in 0..2 {
         if let Ok(served) = tokio::time::timeout(CLOSING, &mut server).await {
-            return served.map_err(Into::into);
+            return Ok(served?);
         }
         shared.cut.cancel();
     }
     Ok(())
 }
 
-fn server(tls: Option<tonic::transport::ServerTlsConfig>) -> Result<Server, ServeError> {
-    let mut server = Server::builder()
+fn transport(tls: TlsMaterial) -> Result<Server, ServerError> {
+    let server = Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .http2_max_pending_accept_reset_streams(Some(RESETS_PENDING))
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT));
-    if let Some(tls) = tls {
-        server = server.tls_config(tls)?;
-    }
-    Ok(server)
+    Ok(tls.secure(server)?)
 }
 
 fn service<P: PickPods>(
     shared: Arc<Shared<P>>,
-    namespaces: Namespaces,
+    keys: MetadataKeys,
 ) -> ExternalProcessorServer<Service<P>> {
     let largest = shared.limits.body.saturating_add(MESSAGE_SLACK);
     ExternalProcessorServer::new(Service {
         shared,
-        namespaces: Arc::new(namespaces),
+        keys: Arc::new(keys),
     })
     .max_decoding_message_size(largest)
 }
 
-fn health_service(
-    reporter: &HealthReporter,
-) -> tonic_health::pb::health_server::HealthServer<HealthService> {
-    tonic_health::pb::health_server::HealthServer::new(HealthService::from_health_reporter(
-        reporter.clone(),
-    ))
-}
-
 struct Service<P> {
     shared: Arc<Shared<P>>,
-    namespaces: Arc<Namespaces>,
+    keys: Arc<MetadataKeys>,
 }
 
 #[tonic::async_trait]
@@ -185,13 +189,13 @@ impl<P: PickPods> ExternalProcessor for Service<P> {
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
         let trace = trace(request.metadata());
-        let namespaces = Arc::clone(&self.namespaces);
+        let keys = Arc::clone(&self.keys);
         let inbound = request
             .into_inner()
-            .map(move |received| receive(received, &namespaces, &trace));
-        let namespaces = Arc::clone(&self.namespaces);
+            .map(move |received| receive(received, &keys, &trace));
+        let keys = Arc::clone(&self.keys);
         let answers = Exchange::answers(inbound, Arc::clone(&self.shared))
-            .map(move |answer| answer.map(|outgoing| wire::write(outgoing, &namespaces)));
+            .map(move |answer| answer.map(|outgoing| wire::write(outgoing, &keys)));
         Ok(Response::new(Box::pin(answers)))
     }
 }
@@ -209,11 +213,11 @@ fn trace(metadata: &MetadataMap) -> GatewayTrace {
 
 fn receive(
     received: Result<ProcessingRequest, Status>,
-    namespaces: &Namespaces,
+    keys: &MetadataKeys,
     trace: &GatewayTrace,
 ) -> Received {
     match received {
-        Ok(message) => Ok(wire::read(message, namespaces, trace)),
+        Ok(message) => Ok(wire::read(message, keys, trace)),
         Err(status) if status.code() == Code::OutOfRange => Err(Broken::TooLong),
         Err(_) => Err(Broken::Reset),
     }

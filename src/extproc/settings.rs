@@ -5,11 +5,10 @@
 //! Invariant: every wait and every buffer has a limit; there is no value that means "for ever".
 
 use crate::extproc::counters::Counters;
-use crate::extproc::tls::Tls;
-use crate::extproc::wire::Namespaces;
+use crate::extproc::tls::TlsMaterial;
+use crate::extproc::wire::MetadataKeys;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 
 /// How a server is to run.
 #[derive(Clone, Debug)]
@@ -17,11 +16,9 @@ pub struct Settings {
     /// What is bounded, and by how much.
     pub limits: Limits,
     /// How the port is secured.
-    pub tls: Tls,
-    /// Namespaces of dynamic metadata.
-    pub namespaces: Namespaces,
-    /// Whether picks can succeed; readiness follows it.
-    pub ready: watch::Receiver<bool>,
+    pub tls: TlsMaterial,
+    /// Where the gateway's dynamic metadata holds what.
+    pub metadata: MetadataKeys,
     /// Where things are counted.
     pub counters: Arc<Counters>,
 }

@@ -5,7 +5,7 @@
 //! Invariant: a certificate that cannot be read stops the start; there is no fallback to plaintext.
 
 use std::path::PathBuf;
-use tonic::transport::{Identity, ServerTlsConfig};
+use tonic::transport::{Identity, Server, ServerTlsConfig};
 
 /// How the port is secured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Tls {
     /// TLS with a certificate chain and key from PEM files, read at start.
     Files {
         /// The certificate chain.
-        certificate: PathBuf,
+        cert: PathBuf,
         /// Its private key.
         key: PathBuf,
     },
@@ -39,24 +39,47 @@ pub enum TlsError {
     /// No certificate could be made.
     #[error("self-signed certificate: {0}")]
     SelfSigned(#[from] rcgen::Error),
+    /// The files are readable, but no certificate and key that fit each other.
+    #[error("tls: expected a certificate chain and its key in PEM form, found {0}")]
+    Unfit(tonic::transport::Error),
+}
+
+/// A certificate and key, read and found fit; or plaintext.
+#[derive(Clone, Debug)]
+pub struct TlsMaterial(Option<ServerTlsConfig>);
+
+impl TlsMaterial {
+    /// A server that is secured by it.
+    pub(crate) fn secure(self, server: Server) -> Result<Server, tonic::transport::Error> {
+        match self.0 {
+            Some(config) => server.tls_config(config),
+            None => Ok(server),
+        }
+    }
 }
 
 impl Tls {
-    /// The transport's configuration; `None` for plaintext. ALPN offers `h2` alone.
+    /// Reads or makes what the transport needs. ALPN offers `h2` alone.
     ///
     /// # Errors
-    /// When a file cannot be read or no certificate can be made.
-    pub fn config(&self) -> Result<Option<ServerTlsConfig>, TlsError> {
+    /// When a file cannot be read, its content does not fit, or no certificate can be made.
+    pub fn material(&self) -> Result<TlsMaterial, TlsError> {
         let identity = match self {
-            Tls::Plaintext => return Ok(None),
+            Tls::Plaintext => return Ok(TlsMaterial(None)),
             Tls::SelfSigned => {
                 let names = ["sidestep", "localhost"].map(str::to_owned);
                 let made = rcgen::generate_simple_self_signed(names)?;
                 Identity::from_pem(made.cert.pem(), made.signing_key.serialize_pem())
             }
-            Tls::Files { certificate, key } => Identity::from_pem(read(certificate)?, read(key)?),
+            Tls::Files { cert, key } => Identity::from_pem(read(cert)?, read(key)?),
         };
-        Ok(Some(ServerTlsConfig::new().identity(identity)))
+        let material = TlsMaterial(Some(ServerTlsConfig::new().identity(identity)));
+        // A trial, so that files that do not fit are found at start and not at the first connection.
+        material
+            .clone()
+            .secure(Server::builder())
+            .map_err(TlsError::Unfit)?;
+        Ok(material)
     }
 }
 
@@ -71,21 +94,51 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, TlsError> {
 mod tests {
     use super::*;
 
+    fn files(cert: &str, key: &str) -> Result<TlsMaterial, TlsError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str, content: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            path
+        };
+        let tls = Tls::Files {
+            cert: path("tls.crt", cert),
+            key: path("tls.key", key),
+        };
+        tls.material()
+    }
+
     #[test]
     fn a_missing_file_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let certificate = dir.path().join("absent.pem");
+        let cert = dir.path().join("absent.pem");
         let tls = Tls::Files {
-            certificate: certificate.clone(),
-            key: certificate,
+            cert: cert.clone(),
+            key: cert,
         };
-        let error = tls.config().unwrap_err().to_string();
+        let error = tls.material().unwrap_err().to_string();
         assert!(error.contains("absent.pem"), "{error}");
     }
 
     #[test]
+    fn files_that_are_no_certificate_or_do_not_fit_are_found_at_start() {
+        let make = || rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let (one, other) = (make(), make());
+        let key = one.signing_key.serialize_pem();
+        assert!(files(&one.cert.pem(), &key).is_ok());
+        for (cert, key) in [
+            (other.cert.pem(), key.clone()),
+            ("no certificate".to_owned(), key),
+            (one.cert.pem(), "no key".to_owned()),
+        ] {
+            let error = files(&cert, &key).unwrap_err();
+            assert!(matches!(error, TlsError::Unfit(_)), "{error}");
+        }
+    }
+
+    #[test]
     fn plaintext_is_only_what_was_asked_for() {
-        assert!(Tls::Plaintext.config().unwrap().is_none());
-        assert!(Tls::default().config().unwrap().is_some());
+        assert!(Tls::Plaintext.material().unwrap().0.is_none());
+        assert!(Tls::default().material().unwrap().0.is_some());
     }
 }

@@ -33,21 +33,48 @@ use envoy_types::pb::envoy::r#type::v3::{HttpStatus, StatusCode};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
-/// Namespaces of dynamic metadata.
+/// One key in the gateway's dynamic metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Namespaces {
-    /// Where the destination is written and the served endpoint is read.
-    pub destination: String,
-    /// Where the subset hint is read.
-    pub subset: String,
+pub struct MetadataKey {
+    /// The namespace it is in.
+    pub namespace: Arc<str>,
+    /// The key.
+    pub key: Arc<str>,
 }
 
-impl Default for Namespaces {
+impl MetadataKey {
+    fn new(namespace: &str, key: &str) -> MetadataKey {
+        MetadataKey {
+            namespace: namespace.into(),
+            key: key.into(),
+        }
+    }
+
+    fn value<'a>(&self, metadata: Option<&'a Metadata>) -> Option<&'a Value> {
+        let namespace = metadata?.filter_metadata.get(&*self.namespace)?;
+        namespace.fields.get(&*self.key)
+    }
+}
+
+/// Where dynamic metadata holds what; the default is what the endpoint picker protocol says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataKeys {
+    /// The endpoints that the gateway allows.
+    pub subset_hint: MetadataKey,
+    /// The chosen destination.
+    pub destination: MetadataKey,
+    /// The endpoint that the gateway reached.
+    pub served: MetadataKey,
+}
+
+impl Default for MetadataKeys {
     fn default() -> Self {
-        Namespaces {
-            destination: METADATA_NAMESPACE.to_owned(),
-            subset: SUBSET_NAMESPACE.to_owned(),
+        MetadataKeys {
+            subset_hint: MetadataKey::new(SUBSET_NAMESPACE, SUBSET),
+            destination: MetadataKey::new(METADATA_NAMESPACE, DESTINATION),
+            served: MetadataKey::new(METADATA_NAMESPACE, SERVED),
         }
     }
 }
@@ -65,7 +92,7 @@ pub struct GatewayTrace {
 #[must_use]
 pub fn read(
     message: ProcessingRequest,
-    namespaces: &Namespaces,
+    keys: &MetadataKeys,
     trace: &GatewayTrace,
 ) -> (Option<Modes>, Incoming) {
     let modes = message.protocol_config.as_ref().map(modes);
@@ -74,7 +101,7 @@ pub fn read(
         None => Incoming::Other,
         Some(Request::RequestHeaders(headers)) => Incoming::RequestHeaders {
             end: headers.end_of_stream,
-            head: Box::new(head(headers, subset(metadata.as_ref(), namespaces), trace)),
+            head: Box::new(head(headers, subset(metadata.as_ref(), keys), trace)),
         },
         Some(Request::RequestBody(body)) => Incoming::RequestBody {
             bytes: body.body.into(),
@@ -83,7 +110,7 @@ pub fn read(
         Some(Request::RequestTrailers(_)) => Incoming::RequestTrailers,
         Some(Request::ResponseHeaders(headers)) => Incoming::ResponseHeaders {
             status: status(&headers),
-            served: served(metadata.as_ref(), namespaces),
+            served: served(metadata.as_ref(), keys),
             end: headers.end_of_stream,
         },
         Some(Request::ResponseBody(body)) => Incoming::ResponseBody {
@@ -166,17 +193,9 @@ fn status(headers: &HttpHeaders) -> Option<u16> {
     digits.trim().parse().ok()
 }
 
-fn metadata_value<'a>(
-    metadata: Option<&'a Metadata>,
-    namespace: &str,
-    key: &str,
-) -> Option<&'a Value> {
-    metadata?.filter_metadata.get(namespace)?.fields.get(key)
-}
-
 /// The last of a list is the one that answered; those before it were tried.
-fn served(metadata: Option<&Metadata>, namespaces: &Namespaces) -> Option<Endpoint> {
-    let value = metadata_value(metadata, &namespaces.destination, SERVED)?;
+fn served(metadata: Option<&Metadata>, keys: &MetadataKeys) -> Option<Endpoint> {
+    let value = keys.served.value(metadata)?;
     let mut named = Vec::new();
     strings(value, &mut named);
     let last = named.last()?.rsplit(',').next()?;
@@ -184,8 +203,8 @@ fn served(metadata: Option<&Metadata>, namespaces: &Namespaces) -> Option<Endpoi
 }
 
 /// A hint that is present allows only what it names, even if that is nothing.
-fn subset(metadata: Option<&Metadata>, namespaces: &Namespaces) -> Subset {
-    let Some(value) = metadata_value(metadata, &namespaces.subset, SUBSET) else {
+fn subset(metadata: Option<&Metadata>, keys: &MetadataKeys) -> Subset {
+    let Some(value) = keys.subset_hint.value(metadata) else {
         return Subset::Any;
     };
     let mut named = Vec::new();
@@ -226,18 +245,18 @@ fn subset_entry(text: &str) -> Option<SubsetEntry> {
 
 /// The message for an answer.
 #[must_use]
-pub fn write(outgoing: Outgoing, namespaces: &Namespaces) -> ProcessingResponse {
+pub fn write(outgoing: Outgoing, keys: &MetadataKeys) -> ProcessingResponse {
     let mut metadata = None;
     let response = match outgoing {
         Outgoing::RequestHeaders(plan) => {
-            metadata = plan.as_deref().map(|plan| destination(plan, namespaces));
+            metadata = plan.as_deref().map(|plan| destination(plan, keys));
             Response::RequestHeaders(HeadersResponse {
                 response: Some(common(plan.as_deref().map(mutation))),
             })
         }
         Outgoing::RequestBody(reply) => {
             if let BodyReply::Continue(Some(plan)) = &reply {
-                metadata = Some(destination(plan, namespaces));
+                metadata = Some(destination(plan, keys));
             }
             Response::RequestBody(body_response(reply))
         }
@@ -309,17 +328,17 @@ fn set(name: &str, value: String) -> HeaderValueOption {
     }
 }
 
-fn destination(plan: &Plan, namespaces: &Namespaces) -> Struct {
+fn destination(plan: &Plan, keys: &MetadataKeys) -> Struct {
     let field = |key: &str, kind| (key.to_owned(), Value { kind: Some(kind) });
     let inner = Struct {
         fields: [field(
-            DESTINATION,
+            &keys.destination.key,
             Kind::StringValue(plan.destination.to_string()),
         )]
         .into(),
     };
     Struct {
-        fields: [field(&namespaces.destination, Kind::StructValue(inner))].into(),
+        fields: [field(&keys.destination.namespace, Kind::StructValue(inner))].into(),
     }
 }
 

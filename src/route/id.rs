@@ -50,32 +50,16 @@ pub struct DecisionIds {
     replica: u64,
     /// Milliseconds and counter of the last id, without the replica's bits.
     last: AtomicU64,
-    /// State of the generator behind [`DecisionIds::draw`].
-    drawn: AtomicU64,
 }
 
 impl DecisionIds {
-    /// A source of ids for a process. `seed` is drawn by the caller: it tells replicas apart (by
-    /// its low 10 bits), and it is where [`DecisionIds::draw`] starts.
+    /// A source of ids for a process; `replica` is drawn by the caller, of which 10 bits are used.
     #[must_use]
-    pub fn new(seed: u64) -> DecisionIds {
+    pub fn new(replica: u64) -> DecisionIds {
         DecisionIds {
-            replica: seed & ((1 << REPLICA_BITS) - 1),
+            replica: replica & ((1 << REPLICA_BITS) - 1),
             last: AtomicU64::new(0),
-            drawn: AtomicU64::new(seed),
         }
-    }
-
-    /// A uniformly drawn number, for ties between pods: SplitMix64 (Steele, Lea, Flood 2014).
-    pub fn draw(&self) -> u64 {
-        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mut z = self
-            .drawn
-            .fetch_add(STEP, Ordering::Relaxed)
-            .wrapping_add(STEP);
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 
     /// The next id. A clock that stands still or goes back only makes the counter run on.
@@ -125,19 +109,6 @@ mod tests {
         assert_eq!(DecisionId::parse(&id.to_string()), Some(id));
         assert_eq!(DecisionId::parse("+00000000000000f"), None);
         assert_eq!(DecisionId::parse("0f"), None);
-    }
-
-    #[test]
-    fn draws_follow_the_published_sequence_and_spread_over_pods() {
-        // First outputs of SplitMix64 for the seed 1234567, from its reference implementation.
-        let ids = DecisionIds::new(1_234_567);
-        assert_eq!(ids.draw(), 6_457_827_717_110_365_317);
-        assert_eq!(ids.draw(), 3_203_168_211_198_807_973);
-        let mut pods = [0_u32; 8];
-        for _ in 0..8_000 {
-            pods[(ids.draw() % 8) as usize] += 1;
-        }
-        assert!(pods.iter().all(|count| (850..1_150).contains(count)));
     }
 
     #[test]

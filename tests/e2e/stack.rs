@@ -18,6 +18,8 @@ use sidestep::cli::demo::process::{Process, free_addresses};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The program under test.
@@ -209,7 +211,7 @@ impl Stack {
         })
         .await;
         eventually("Envoy listens", async || {
-            tokio::net::TcpStream::connect(self.gateway).await.ok()
+            TcpStream::connect(self.gateway).await.ok()
         })
         .await;
     }
@@ -241,6 +243,24 @@ impl Stack {
             status,
             response.into_body().collect().await.unwrap().to_bytes(),
         )
+    }
+
+    /// A request whose body does not end; the picker has its beginning.
+    pub(crate) async fn unfinished(&self) -> TcpStream {
+        const BEGINNING: &str = "{\"model\"";
+        let before = self.metric("sidestep_request_bytes_total").await.unwrap();
+        let mut connection = TcpStream::connect(self.gateway).await.unwrap();
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\n\
+             content-type: application/json\r\ncontent-length: 100\r\n\r\n{BEGINNING}"
+        );
+        connection.write_all(head.as_bytes()).await.unwrap();
+        eventually("the picker has the beginning of the body", async || {
+            let now = self.metric("sidestep_request_bytes_total").await?;
+            (now == before + BEGINNING.len() as f64).then_some(())
+        })
+        .await;
+        connection
     }
 
     /// A streamed chat completion through Envoy.

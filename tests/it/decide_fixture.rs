@@ -151,10 +151,14 @@ pub(crate) fn gated(mut policy: Policy, gate: DecodeGate) -> Policy {
 
 /// The keys of a prompt of `tokens` tokens that all have the value `seed`.
 pub(crate) fn chain(tokens: usize, seed: u32) -> BlockChain {
+    chain_of(&vec![seed; tokens])
+}
+
+pub(crate) fn chain_of(tokens: &[u32]) -> BlockChain {
     let space = KeySpace {
         block_size: size(BLOCK),
         adapter: None,
         tenant: None,
     };
-    BlockChain::new(&space, &vec![seed; tokens])
+    BlockChain::new(&space, tokens)
 }

@@ -1,12 +1,11 @@
-//! The kernel and the ledger together: bursts, sessions, late releases, and a naive model of the books.
+//! The kernel and the ledger together: bursts, sessions, late releases.
 
 use crate::decide_fixture::{
-    BLOCK, ask, chain, decode, endpoint, holding, id, isl, policy, prefill, rule, size,
+    ask, chain, chain_of, decode, endpoint, holding, id, isl, policy, prefill, rule,
 };
-use proptest::prelude::*;
 use sidestep::blocks::BlockChain;
 use sidestep::decide::policy::{Bypass, ClientPins, Policy};
-use sidestep::decide::snapshot::{Affinity, Ask, Candidate, PodLoad, Role, Snapshot};
+use sidestep::decide::snapshot::{Affinity, Ask, Candidate, PodLoad, Snapshot};
 use sidestep::decide::{Because, Decision, NoRoute, decide};
 use sidestep::load::{Admission, Booking, Ledger};
 use sidestep::names::{PodId, SessionId};
@@ -16,15 +15,15 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 /// One picker: pods, a policy, and the books.
-struct World {
-    pods: Vec<Candidate>,
-    policy: Policy,
-    ledger: Ledger,
+pub(crate) struct World {
+    pub(crate) pods: Vec<Candidate>,
+    pub(crate) policy: Policy,
+    pub(crate) ledger: Ledger,
     now: Instant,
 }
 
 impl World {
-    fn new(pods: impl IntoIterator<Item = Candidate>, policy: Policy) -> World {
+    pub(crate) fn new(pods: impl IntoIterator<Item = Candidate>, policy: Policy) -> World {
         World {
             pods: pods.into_iter().collect(),
             policy,
@@ -33,7 +32,11 @@ impl World {
         }
     }
 
-    fn admit(&self, ask: &Ask, chain: &BlockChain) -> Result<(Decision, Booking), NoRoute> {
+    pub(crate) fn admit(
+        &self,
+        ask: &Ask,
+        chain: &BlockChain,
+    ) -> Result<(Decision, Booking), NoRoute> {
         self.admit_for(ask, chain, None)
     }
 
@@ -276,15 +279,6 @@ fn shared_blocks_are_the_leading_ones_that_run_there() {
     assert_eq!(world.load(0), PodLoad::default());
 }
 
-fn chain_of(tokens: &[u32]) -> BlockChain {
-    let space = sidestep::blocks::KeySpace {
-        block_size: size(BLOCK),
-        adapter: None,
-        tenant: None,
-    };
-    BlockChain::new(&space, tokens)
-}
-
 #[test]
 fn a_booking_follows_the_pod_that_served_it() {
     let world = World::new([holding(decode(0), 896), decode(1), prefill(2)], isl());
@@ -423,160 +417,5 @@ fn concurrent_requests_of_one_session_go_to_one_pod() {
             }
         });
         assert_eq!(slots.lock().len(), 1);
-    }
-}
-
-/// What one live booking was charged, kept by hand.
-#[derive(Clone)]
-struct Entry {
-    decode: PodId,
-    prefill: Option<(PodId, u64)>,
-    local_tokens: u64,
-    chain: BlockChain,
-    prompt: u64,
-}
-
-/// The books by definition: the sum over the bookings that live.
-fn naive(entries: &[Option<Entry>], gone: &HashSet<PodId>, pod: PodId) -> PodLoad {
-    let mut load = PodLoad::default();
-    let mut keys = HashSet::new();
-    if gone.contains(&pod) {
-        return load;
-    }
-    for entry in entries.iter().flatten() {
-        if entry.decode == pod {
-            load.requests += 1;
-            load.prefill_tokens.0 += entry.local_tokens;
-            keys.extend(entry.chain.keys.iter().copied());
-            let partial = entry.prompt % u64::from(BLOCK) != 0;
-            load.decode_blocks.0 += u32::from(partial);
-        }
-        if let Some((prefill, tokens)) = entry.prefill
-            && prefill == pod
-        {
-            load.requests += 1;
-            load.prefill_tokens.0 += tokens;
-        }
-    }
-    load.decode_blocks.0 += u32::try_from(keys.len()).unwrap();
-    load
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Admit {
-        decode: u16,
-        prefill: Option<u16>,
-        prompt: u64,
-        branch: u64,
-    },
-    PrefillDone(usize),
-    ServedBy(usize, u16),
-    End(usize),
-    Replace(u16),
-}
-
-const PODS: u16 = 4;
-
-fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let prefill = prop::option::of(0..PODS);
-    let step = prop_oneof![
-        5 => (0..PODS, prefill, 0..400_u64, 0..400_u64).prop_map(
-            |(decode, prefill, prompt, branch)| Step::Admit { decode, prefill, prompt, branch }
-        ),
-        2 => any::<usize>().prop_map(Step::PrefillDone),
-        1 => (any::<usize>(), 0..PODS).prop_map(|(which, pod)| Step::ServedBy(which, pod)),
-        3 => any::<usize>().prop_map(Step::End),
-        1 => (0..PODS).prop_map(Step::Replace),
-    ];
-    prop::collection::vec(step, 1..60)
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig {
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    })]
-
-    #[test]
-    fn the_books_are_the_sum_of_the_bookings_that_live(steps in steps()) {
-        let mut policy = policy([rule(Bypass::Always)]);
-        policy.client_pins = ClientPins::Honor;
-        let both = |slot| {
-            let mut pod = decode(slot);
-            pod.role = Role::Both;
-            holding(pod, 64)
-        };
-        let mut world = World::new((0..PODS).map(both), policy);
-        let mut bookings: Vec<Option<Booking>> = Vec::new();
-        let mut model: Vec<Option<Entry>> = Vec::new();
-        let mut gone = HashSet::new();
-        for step in steps {
-            let live = |which: usize| Some(which % bookings.len().max(1));
-            match step {
-                Step::Admit { decode, prefill, prompt, branch } => {
-                    let mut ask = ask(prompt);
-                    ask.decode_pin = Some(endpoint(decode));
-                    ask.prefill_pin = prefill.map(endpoint);
-                    let mut tokens = vec![1; usize::try_from(prompt).unwrap()];
-                    let split = usize::try_from(branch.min(prompt)).unwrap();
-                    tokens[split..].fill(2);
-                    let chain = chain_of(&tokens);
-                    let (_, booking) = world.admit(&ask, &chain).unwrap();
-                    bookings.push(Some(booking));
-                    let net_new = prompt - prompt.min(64);
-                    let same = prefill.is_none_or(|prefill| prefill == decode);
-                    // An empty prompt is not a bypass: it goes to some other pod for its prefill.
-                    let elsewhere = (same && prompt == 0 && prefill.is_none()).then_some(());
-                    prop_assume!(elsewhere.is_none());
-                    model.push(Some(Entry {
-                        decode: world.pods[usize::from(decode)].pod,
-                        prefill: prefill
-                            .filter(|_| !same)
-                            .map(|slot| (world.pods[usize::from(slot)].pod, net_new)),
-                        local_tokens: if same { net_new } else { 0 },
-                        chain,
-                        prompt,
-                    }));
-                }
-                Step::PrefillDone(which) => if let Some(index) = live(which) {
-                    if let Some(booking) = bookings.get_mut(index).and_then(Option::as_mut) {
-                        booking.prefill_done();
-                    }
-                    if let Some(entry) = model.get_mut(index).and_then(Option::as_mut) {
-                        entry.prefill = None;
-                        entry.local_tokens = 0;
-                    }
-                },
-                Step::ServedBy(which, slot) => if let Some(index) = live(which) {
-                    let pod = world.pods[usize::from(slot)].pod;
-                    if let Some(booking) = bookings.get_mut(index).and_then(Option::as_mut) {
-                        booking.served_by(pod);
-                    }
-                    if let Some(entry) = model.get_mut(index).and_then(Option::as_mut) {
-                        entry.decode = pod;
-                    }
-                },
-                Step::End(which) => if let Some(index) = live(which) {
-                    if let Some(booking) = bookings.get_mut(index) {
-                        *booking = None;
-                        model[index] = None;
-                    }
-                },
-                Step::Replace(slot) => {
-                    let pod = &mut world.pods[usize::from(slot)].pod;
-                    world.ledger.forget(*pod);
-                    gone.insert(*pod);
-                    pod.generation += 1;
-                }
-            }
-            for pod in world.pods.iter().map(|pod| pod.pod).chain(gone.iter().copied()) {
-                prop_assert_eq!(world.ledger.load(pod), naive(&model, &gone, pod), "{}", pod);
-            }
-        }
-        bookings.clear();
-        for pod in &world.pods {
-            prop_assert_eq!(world.ledger.load(pod.pod), PodLoad::default());
-        }
     }
 }

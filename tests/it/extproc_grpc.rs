@@ -13,15 +13,16 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{
 };
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::exchange::{Follow, PickPods};
-use sidestep::extproc::tls::Tls;
-use sidestep::extproc::wire::Namespaces;
-use sidestep::extproc::{Limits, ServeError, Served, Settings, serve};
+use sidestep::extproc::server::{
+    Limits, ServerError, Settings, Tls, serve, serve_health, tls_material,
+};
+use sidestep::extproc::wire::MetadataKeys;
 use sidestep::names::Endpoint;
 use sidestep::pick::{Head, Refusal};
 use sidestep::route::{DecisionId, Plan};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -42,6 +43,7 @@ struct StandIn {
     picks: AtomicUsize,
     finished: Arc<AtomicUsize>,
     last_trace: parking_lot::Mutex<Option<String>>,
+    not_ready: AtomicBool,
 }
 
 struct Flight {
@@ -67,6 +69,10 @@ impl Follow for Flight {
 impl PickPods for StandIn {
     type Flight = Flight;
 
+    fn ready(&self) -> bool {
+        !self.not_ready.load(Ordering::SeqCst)
+    }
+
     async fn pick(&self, head: Head, _: Option<Bytes>) -> Result<(Plan, Flight), Refusal> {
         self.picks.fetch_add(1, Ordering::SeqCst);
         *self.last_trace.lock() = head.trace_parent.clone();
@@ -91,9 +97,8 @@ struct Server {
     address: SocketAddr,
     picker: Arc<StandIn>,
     counters: Arc<Counters>,
-    ready: watch::Sender<bool>,
     stop: Option<oneshot::Sender<()>>,
-    task: JoinHandle<Result<Served, ServeError>>,
+    task: JoinHandle<Result<(), ServerError>>,
 }
 
 impl Server {
@@ -102,13 +107,11 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let picker = Arc::new(StandIn::default());
         let counters = Arc::new(Counters::default());
-        let (ready, readiness) = watch::channel(true);
         let (stop, stopped) = oneshot::channel();
         let settings = Settings {
             limits,
-            tls,
-            namespaces: Namespaces::default(),
-            ready: readiness,
+            tls: tls_material(&tls).unwrap(),
+            metadata: MetadataKeys::default(),
             counters: Arc::clone(&counters),
         };
         let task = tokio::spawn(serve(listener, Arc::clone(&picker), settings, async move {
@@ -118,7 +121,6 @@ impl Server {
             address,
             picker,
             counters,
-            ready,
             stop: Some(stop),
             task,
         }
@@ -136,9 +138,9 @@ impl Server {
             .unwrap()
     }
 
-    async fn stop(mut self) -> Served {
+    async fn stop(mut self) {
         self.begin_stop();
-        self.task.await.unwrap().unwrap()
+        self.task.await.unwrap().unwrap();
     }
 
     fn begin_stop(&mut self) {
@@ -515,17 +517,52 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
         assert_eq!(health(&channel, name).await, Ok(ServingStatus::Serving));
     }
     assert_eq!(health(&channel, "other").await, Err(Code::NotFound));
-    server.ready.send(false).unwrap();
+    server.picker.not_ready.store(true, Ordering::SeqCst);
     for name in names {
-        let turned = tokio::time::timeout(PATIENCE, async {
-            while health(&channel, name).await != Ok(ServingStatus::NotServing) {}
-        });
-        assert!(turned.await.is_ok(), "{name}");
+        assert_eq!(health(&channel, name).await, Ok(ServingStatus::NotServing));
     }
     assert_eq!(
         health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)
     );
+}
+
+#[tokio::test]
+async fn the_health_port_serves_until_draining_begins_and_tells_those_who_watch() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let picker = Arc::new(StandIn::default());
+    let (draining, drains) = watch::channel(false);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let task = tokio::spawn(serve_health(listener, picker, drains, async move {
+        let _ = stopped.await;
+    }));
+    let channel = Channel::from_shared(format!("http://{address}"))
+        .unwrap()
+        .connect()
+        .await
+        .unwrap();
+    let mut watching = HealthClient::new(channel.clone())
+        .watch(HealthCheckRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let first = watching.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    draining.send(true).unwrap();
+    let second = watching.message().await.unwrap().unwrap();
+    assert_eq!(second.status(), ServingStatus::NotServing);
+    assert!(watching.message().await.unwrap().is_none());
+    assert_eq!(
+        health(&channel, "readiness").await,
+        Ok(ServingStatus::NotServing)
+    );
+    assert_eq!(
+        health(&channel, "liveness").await,
+        Ok(ServingStatus::Serving)
+    );
+    stop.send(()).unwrap();
+    tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
 }
 
 #[tokio::test]
@@ -555,8 +592,9 @@ async fn a_shutdown_lets_running_responses_end_and_takes_no_new_connections() {
     runs.answer().await;
     assert_eq!(server.picker.finished.load(Ordering::SeqCst), 1);
     drop(runs);
-    let served = tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
-    assert_eq!(served.cut_streams, 0);
+    let counters = Arc::clone(&server.counters);
+    tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
+    assert_eq!(counters.cut.get(), 0);
     drop(watching);
 }
 
@@ -577,8 +615,9 @@ async fn streams_that_outlast_the_drain_are_cut_and_counted() {
     })
     .await;
     let picker = Arc::clone(&server.picker);
-    let served = tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
-    assert_eq!(served.cut_streams, 2);
+    let counters = Arc::clone(&server.counters);
+    tokio::time::timeout(PATIENCE, server.stop()).await.unwrap();
+    assert_eq!(counters.cut.get(), 2);
     assert_eq!(runs.status().await.code(), Code::Unavailable);
     assert_eq!(waits.refusal().await.details, "shutting_down");
     assert_eq!(picker.flights.load(Ordering::SeqCst), 0);
@@ -588,10 +627,10 @@ async fn streams_that_outlast_the_drain_are_cut_and_counted() {
 async fn tls_with_files_serves_those_who_trust_them() {
     let dir = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let (certificate, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
-    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    let (cert, key) = (dir.path().join("tls.crt"), dir.path().join("tls.key"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
     std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let server = Server::start(small(), Tls::Files { certificate, key }).await;
+    let server = Server::start(small(), Tls::Files { cert, key }).await;
     let trusting = ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(made.cert.pem()))
         .domain_name("localhost");

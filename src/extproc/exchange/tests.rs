@@ -59,6 +59,10 @@ impl Follow for Trail {
 impl PickPods for StandIn {
     type Flight = Trail;
 
+    fn ready(&self) -> bool {
+        true
+    }
+
     async fn pick(&self, _: Head, body: Option<Bytes>) -> Result<(Plan, Trail), Refusal> {
         let body = body.map(|body| String::from_utf8_lossy(&body).into_owned());
         self.log.lock().push(format!("pick {body:?}"));

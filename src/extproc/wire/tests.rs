@@ -49,7 +49,7 @@ fn message(request: Request) -> ProcessingRequest {
 }
 
 fn read_head(message: ProcessingRequest, trace: &GatewayTrace) -> Head {
-    match read(message, &Namespaces::default(), trace).1 {
+    match read(message, &MetadataKeys::default(), trace).1 {
         Incoming::RequestHeaders { head, .. } => *head,
         other => panic!("{other:?}"),
     }
@@ -241,7 +241,7 @@ fn body_modes_are_read_and_new_ones_are_not_taken_for_known_ones() {
             request_body_mode: mode,
             ..ProtocolConfiguration::default()
         });
-        read(message, &Namespaces::default(), &GatewayTrace::default()).0
+        read(message, &MetadataKeys::default(), &GatewayTrace::default()).0
     };
     for (number, mode) in [
         (0, BodyMode::None),
@@ -257,7 +257,7 @@ fn body_modes_are_read_and_new_ones_are_not_taken_for_known_ones() {
     }
     let silent = message(Request::RequestTrailers(HttpTrailers::default()));
     assert_eq!(
-        read(silent, &Namespaces::default(), &GatewayTrace::default()).0,
+        read(silent, &MetadataKeys::default(), &GatewayTrace::default()).0,
         None
     );
 }
@@ -270,7 +270,7 @@ fn the_served_endpoint_is_the_last_one_tried() {
             false,
         )));
         message.metadata_context = Some(metadata("envoy.lb", SERVED, value));
-        match read(message, &Namespaces::default(), &GatewayTrace::default()).1 {
+        match read(message, &MetadataKeys::default(), &GatewayTrace::default()).1 {
             Incoming::ResponseHeaders {
                 status: Some(200),
                 served,
@@ -297,7 +297,7 @@ fn a_status_that_is_no_number_and_messages_without_content_are_harmless() {
             vec![header(":status", "", raw)],
             false,
         )));
-        let (_, incoming) = read(message, &Namespaces::default(), &GatewayTrace::default());
+        let (_, incoming) = read(message, &MetadataKeys::default(), &GatewayTrace::default());
         assert!(matches!(
             incoming,
             Incoming::ResponseHeaders { status: None, .. }
@@ -307,31 +307,31 @@ fn a_status_that_is_no_number_and_messages_without_content_are_harmless() {
     read_head(empty, &GatewayTrace::default());
     let (_, other) = read(
         ProcessingRequest::default(),
-        &Namespaces::default(),
+        &MetadataKeys::default(),
         &GatewayTrace::default(),
     );
     assert!(matches!(other, Incoming::Other));
     let body = message(Request::RequestBody(HttpBody::default()));
-    let (_, body) = read(body, &Namespaces::default(), &GatewayTrace::default());
+    let (_, body) = read(body, &MetadataKeys::default(), &GatewayTrace::default());
     assert!(matches!(body, Incoming::RequestBody { end: false, .. }));
 }
 
 #[test]
 fn a_plan_sets_header_and_metadata_to_the_same_value_with_an_explicit_overwrite() {
-    let namespaces = Namespaces {
-        destination: "my.lb".into(),
-        ..Namespaces::default()
+    let keys = MetadataKeys {
+        destination: MetadataKey::new("my.lb", "picked"),
+        ..MetadataKeys::default()
     };
     for outgoing in [
         Outgoing::RequestHeaders(Some(Box::new(plan()))),
         Outgoing::RequestBody(BodyReply::Continue(Some(Box::new(plan())))),
     ] {
-        let response = write(outgoing, &namespaces);
+        let response = write(outgoing, &keys);
         let metadata = response.dynamic_metadata.as_ref().unwrap();
         let Some(Kind::StructValue(inner)) = &metadata.fields["my.lb"].kind else {
             panic!("{metadata:?}");
         };
-        assert_eq!(inner.fields[DESTINATION], string("[fd00::1]:8000"));
+        assert_eq!(inner.fields["picked"], string("[fd00::1]:8000"));
         let mutation = mutation_of(&response);
         assert!(mutation.set_headers.iter().all(|option| {
             let header = option.header.as_ref().unwrap();
@@ -352,7 +352,7 @@ fn a_plan_sets_header_and_metadata_to_the_same_value_with_an_explicit_overwrite(
 fn the_pod_sees_our_headers_once_whatever_a_gateway_takes_an_unset_action_for() {
     let response = write(
         Outgoing::RequestHeaders(Some(Box::new(plan()))),
-        &Namespaces::default(),
+        &MetadataKeys::default(),
     );
     let request = [
         (DESTINATION, "10.9.9.9:1"),
@@ -374,7 +374,7 @@ fn the_pod_sees_our_headers_once_whatever_a_gateway_takes_an_unset_action_for() 
 fn no_name_is_both_set_and_removed() {
     let response = write(
         Outgoing::RequestHeaders(Some(Box::new(plan()))),
-        &Namespaces::default(),
+        &MetadataKeys::default(),
     );
     let mutation = mutation_of(&response);
     for option in &mutation.set_headers {
@@ -389,7 +389,7 @@ fn full_duplex_chunks_are_streamed_responses_and_buffered_replies_have_no_body()
         bytes: Bytes::from_static(b"abc"),
         end: true,
     };
-    let response = write(Outgoing::RequestBody(reply), &Namespaces::default());
+    let response = write(Outgoing::RequestBody(reply), &MetadataKeys::default());
     let Some(Response::RequestBody(body)) = response.response else {
         panic!()
     };
@@ -404,7 +404,7 @@ fn full_duplex_chunks_are_streamed_responses_and_buffered_replies_have_no_body()
     );
 
     let reply = BodyReply::Continue(Some(Box::new(plan())));
-    let response = write(Outgoing::RequestBody(reply), &Namespaces::default());
+    let response = write(Outgoing::RequestBody(reply), &MetadataKeys::default());
     let Some(Response::RequestBody(body)) = response.response else {
         panic!()
     };
@@ -415,7 +415,7 @@ fn full_duplex_chunks_are_streamed_responses_and_buffered_replies_have_no_body()
 fn an_immediate_response_is_openai_json_with_retry_after_and_details() {
     let refusal = Refusal::new(503, "no_decode_pod", "no ready decode pod")
         .retry_after(Duration::from_millis(1_200));
-    let response = write(Outgoing::Immediate(refusal), &Namespaces::default());
+    let response = write(Outgoing::Immediate(refusal), &MetadataKeys::default());
     assert_eq!(response.dynamic_metadata, None);
     let Some(Response::ImmediateResponse(immediate)) = response.response else {
         panic!()
@@ -434,7 +434,7 @@ fn an_immediate_response_is_openai_json_with_retry_after_and_details() {
 fn every_status_we_refuse_with_is_one_that_envoy_accepts() {
     let code = |status| {
         let refusal = Refusal::new(status, "x", "x");
-        match write(Outgoing::Immediate(refusal), &Namespaces::default()).response {
+        match write(Outgoing::Immediate(refusal), &MetadataKeys::default()).response {
             Some(Response::ImmediateResponse(immediate)) => immediate.status.unwrap().code,
             other => panic!("{other:?}"),
         }
@@ -450,7 +450,7 @@ fn every_status_we_refuse_with_is_one_that_envoy_accepts() {
 fn the_client_is_told_the_decision_id() {
     let response = write(
         Outgoing::ResponseHeaders(Some(DecisionId::from_raw(0xab))),
-        &Namespaces::default(),
+        &MetadataKeys::default(),
     );
     let seen = apply(mutation_of(&response), &[(DECISION, "forged")], true);
     assert_eq!(values(&seen, DECISION), ["00000000000000ab"]);
