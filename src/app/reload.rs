@@ -7,10 +7,11 @@
 use crate::app::attend::Attendant;
 use crate::app::dialect;
 use crate::config::watch::Watch;
-use crate::config::{Diagnostics, LoadedPods, LoadedPolicy};
+use crate::config::{Diagnostics, LoadedPods, LoadedPolicy, Shadow};
 use crate::pick::{InForce, Picker};
 use crate::telemetry::metrics::Metrics;
 use std::sync::Weak;
+use tokio::sync::watch;
 
 /// Applies new lists of pods.
 pub(super) async fn pods(mut watch: Watch<LoadedPods>, mut attendant: Attendant, metrics: Metrics) {
@@ -29,8 +30,13 @@ pub(super) async fn pods(mut watch: Watch<LoadedPods>, mut attendant: Attendant,
     attendant.stay().await;
 }
 
-/// Puts new policies in force.
-pub(super) async fn policy(mut watch: Watch<LoadedPolicy>, picker: Weak<Picker>, metrics: Metrics) {
+/// Puts new policies in force; what they ask of their shadow is told to `shadow`.
+pub(super) async fn policy(
+    mut watch: Watch<LoadedPolicy>,
+    picker: Weak<Picker>,
+    metrics: Metrics,
+    shadow: watch::Sender<Shadow>,
+) {
     while let Some(update) = watch.next().await {
         let Some(picker) = picker.upgrade() else {
             return;
@@ -44,6 +50,11 @@ pub(super) async fn policy(mut watch: Watch<LoadedPolicy>, picker: Weak<Picker>,
                     policy: loaded.policy,
                     dialect: dialect(loaded.handoff),
                 });
+                shadow.send_if_modified(|asked| {
+                    let changed = *asked != loaded.shadow;
+                    *asked = loaded.shadow;
+                    changed
+                });
                 tracing::info!(
                     generation = picker.in_force().policy.generation,
                     "policy in force"
@@ -54,7 +65,7 @@ pub(super) async fn policy(mut watch: Watch<LoadedPolicy>, picker: Weak<Picker>,
     }
 }
 
-fn refused(faults: &Diagnostics, metrics: &Metrics) {
+pub(super) fn refused(faults: &Diagnostics, metrics: &Metrics) {
     metrics.reload_failed();
     tracing::error!("a changed file was not put in force; what was in force stays:\n{faults}");
 }

@@ -8,7 +8,7 @@ use crate::config::diagnostic::{Diagnostics, Finding, Position, Report, Text, Wr
 use crate::config::node::{self, Node, SyntaxFault, Value, quoted};
 use crate::config::parse::{Reading, pods, policy, process};
 use crate::config::shape::Shape;
-use crate::config::{Loaded, LoadedPods, LoadedPolicy, Source, lint};
+use crate::config::{Loaded, LoadedPods, LoadedPolicy, Shadow, Source, lint};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -62,6 +62,9 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
             content: Content::default(),
         }),
     };
+    if let Some(policy) = &policy {
+        gathered.shadow_of(policy);
+    }
     let (None, Some(policy), Some(pods)) = (&gathered.faults, policy, pods) else {
         return Err(gathered.faults.unwrap_or_default());
     };
@@ -127,7 +130,11 @@ pub fn check(path: &Path) -> Result<Vec<Finding>, Diagnostics> {
     let kind = root.get("kind").map(|node| &node.value);
     match kind {
         Some(Value::Text(kind)) if &**kind == policy::KIND => {
-            policy_from(&bytes, path).map(|loaded| loaded.warnings)
+            let loaded = policy_from(&bytes, path)?;
+            let mut gathered = Gathered::default();
+            gathered.shadow_of(&loaded);
+            gathered.warnings.splice(0..0, loaded.warnings);
+            gathered.faults.map_or(Ok(gathered.warnings), Err)
         }
         None if root.get("pods").is_some() && root.get("apiVersion").is_none() => {
             pods_from(&bytes, path).map(|loaded| loaded.warnings)
@@ -161,6 +168,29 @@ impl Gathered {
                     None => faults,
                 });
                 None
+            }
+        }
+    }
+
+    /// Reads the file in which the shadow of `policy` is, for its faults and warnings alone.
+    fn shadow_of(&mut self, policy: &LoadedPolicy) {
+        let Shadow::File(path) = &policy.shadow else {
+            return;
+        };
+        // A file that is not there has been reported where it is named.
+        if !path.is_file() {
+            return;
+        }
+        if let Some(shadow) = self.take(load_policy(path)) {
+            self.warnings.extend(shadow.warnings);
+            if shadow.shadow != Shadow::Off {
+                self.warnings.push(Finding {
+                    path: "spec.shadow".to_owned(),
+                    message: "has no effect: a policy in a shadow has no shadow of its own"
+                        .to_owned(),
+                    file: Arc::from(path.as_path()),
+                    position: Position::WholeFile,
+                });
             }
         }
     }

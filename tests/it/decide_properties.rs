@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use sidestep::decide::policy::{Bypass, ClientPins, DecodeGate, OnNoPrefill, Policy, TierCredit};
 use sidestep::decide::snapshot::{
     Affinity, Ask, Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource,
-    LocalPrefill, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
+    LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
 use sidestep::decide::{Decision, Route, decide};
 use sidestep::units::{BlockSize, Blocks, Tokens};
@@ -161,8 +161,8 @@ prop_compose! {
             });
             ask.subset = Subset::Only(entries.collect());
         }
-        ask.decode_pin = pins.0.map(endpoint);
-        ask.prefill_pin = pins.1.map(endpoint);
+        ask.decode_pin = pins.0.map(|slot| endpoint(slot).into());
+        ask.prefill_pin = pins.1.map(|slot| endpoint(slot).into());
         ask.affinity = match session {
             None => Affinity::None,
             Some((true, slot)) => Affinity::Hard(id(slot)),
@@ -208,10 +208,10 @@ proptest! {
             }
             if policy.client_pins == ClientPins::Honor {
                 if let Some(pin) = ask.decode_pin {
-                    prop_assert_eq!(decode.endpoint, pin);
+                    prop_assert_eq!(Pin::from(decode.endpoint), pin);
                 }
                 if let (Some(pin), Some(prefill)) = (ask.prefill_pin, decision.route.prefill()) {
-                    prop_assert_eq!(prefill.candidate.endpoint, pin);
+                    prop_assert_eq!(Pin::from(prefill.candidate.endpoint), pin);
                 }
             }
             for pick in [Some(decision.route.decode()), decision.route.prefill()].into_iter().flatten() {

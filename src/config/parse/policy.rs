@@ -228,9 +228,6 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
     let Some(Spot { at, value: raw }) = raw.given() else {
         return Shadow::Off;
     };
-    reading
-        .report
-        .warn(*at, "has no effect: shadow policies are not evaluated yet");
     let name = reading.optional(&raw.name, values::object_name);
     let file = reading.file(&raw.file);
     match (&raw.name, &raw.file) {
@@ -244,6 +241,11 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
                 .fault(*at, Wrong::new("either a name or a file", found));
         }
         _ => {}
+    }
+    if let (Field::Given(_), Field::Absent) = (&raw.name, &raw.file) {
+        let message = "has no effect in a file: other policies are known by name only where policies \
+                       are objects in Kubernetes; name a file";
+        reading.report.warn(*at, message);
     }
     match (name, file) {
         (Some(name), _) => Shadow::Named(name),
