@@ -1,2 +1,5 @@
-//! x
-fn main() {}
+//! The `sidestep` program: arguments in, one command, an exit code out.
+
+fn main() -> std::process::ExitCode {
+    sidestep::cli::main()
+}

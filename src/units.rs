@@ -96,6 +96,9 @@ impl fmt::Display for Blocks {
 pub struct BlockSize(NonZeroU32);
 
 impl BlockSize {
+    /// Assumed of an engine that has not said its own: vLLM's default on accelerators.
+    pub const DEFAULT: BlockSize = BlockSize(NonZeroU32::MIN.saturating_add(15));
+
     /// A block size of `tokens`, or `None` for zero.
     #[must_use]
     pub fn new(tokens: u32) -> Option<BlockSize> {

@@ -1,1 +1,96 @@
-//! Placeholder: filled by the module's own change.
+//! The command line: one small file per command.
+//!
+//! Lives here: arguments, logging, the runtime, exit codes.
+//! Never here: what a command does beyond reading its arguments and printing its result.
+//! Invariant: exit code 0 means done, 1 that the command ran and failed, 2 that its input is at fault.
+
+pub mod check;
+pub mod demo;
+pub mod engine;
+pub mod serve;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Envoy endpoint picker for disaggregated LLM serving.
+#[derive(Debug, Parser)]
+#[command(name = "sidestep", version, about, long_about = None)]
+struct Arguments {
+    /// Log filter, e.g. `info` or `sidestep=debug`; `RUST_LOG` when not given.
+    #[arg(long, global = true, value_name = "FILTER")]
+    log: Option<String>,
+    /// Log as JSON, one object per line.
+    #[arg(long, global = true)]
+    log_json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the picker.
+    Serve(serve::ServeArgs),
+    /// Check config and policy files; prints every fault with its place.
+    Check(check::CheckArgs),
+    /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
+    Demo(demo::DemoArgs),
+    /// Run one simulated engine pod.
+    Engine(engine::EngineArgs),
+}
+
+/// Runs the program.
+#[must_use]
+pub fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let quiet = match &arguments.command {
+        Command::Demo(_) | Command::Check(_) => "warn",
+        Command::Serve(_) | Command::Engine(_) => "info",
+    };
+    init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("sidestep: the runtime could not be started: {error}");
+            return ExitCode::from(1);
+        }
+    };
+    let result = runtime.block_on(async {
+        match arguments.command {
+            Command::Serve(args) => serve::run(args).await,
+            Command::Check(args) => check::run(&args),
+            Command::Demo(args) => demo::run(args).await,
+            Command::Engine(args) => engine::run(args).await.map(|()| ExitCode::SUCCESS),
+        }
+    });
+    // Blocking work that is still queued (a prompt of a request that nobody waits for) must not hold the exit.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(200));
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("sidestep: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
+    let filter = filter
+        .map(str::to_owned)
+        .or_else(|| std::env::var("RUST_LOG").ok())
+        .unwrap_or_else(|| quiet.to_owned());
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(filter))
+        .with_writer(std::io::stderr);
+    let set = if json {
+        builder.json().try_init()
+    } else {
+        builder.try_init()
+    };
+    if let Err(error) = set {
+        eprintln!("sidestep: logging could not be set up: {error}");
+    }
+}

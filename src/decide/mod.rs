@@ -4,14 +4,31 @@
 //! Never here: async, clocks, randomness, locks, logging, Envoy, Kubernetes, YAML.
 //! Invariant: the answer is a function of the arguments alone.
 
+pub mod bypass;
+pub mod cost;
+pub mod eligibility;
 pub mod policy;
 pub mod reason;
+pub mod select;
 pub mod snapshot;
 
-use crate::decide::reason::{Because, Check};
-use crate::decide::snapshot::Candidate;
+pub use crate::decide::bypass::{Flip, nearest_flip};
+pub use crate::decide::cost::Cost;
+pub use crate::decide::eligibility::Ineligible;
+pub use crate::decide::policy::{Policy, Rule};
+pub use crate::decide::reason::{Because, Check, NoRoute};
+pub use crate::decide::select::{Pick, Purpose};
+pub use crate::decide::snapshot::{Ask, Candidate, Snapshot};
+
+use crate::decide::eligibility::{Allowed, check};
+use crate::decide::policy::OnNoPrefill;
+use crate::decide::select::{Terms, select};
+use crate::decide::snapshot::{Affinity, AskKind, LocalPrefill, Serves, Subset};
 use crate::units::{Blocks, Tokens};
 use smallvec::SmallVec;
+
+/// The comparisons of one decision, in order.
+pub type Checks = SmallVec<[Check; 5]>;
 
 /// What was decided, with everything it was decided from.
 #[derive(Clone, Debug)]
@@ -20,10 +37,10 @@ pub struct Decision {
     pub route: Route,
     /// Why.
     pub because: Because,
-    /// Index of the policy rule that applied.
+    /// Index of the policy rule that applied, as [`Policy::rule_for`] numbers them.
     pub rule: usize,
     /// The comparisons made, in order.
-    pub checks: SmallVec<[Check; 5]>,
+    pub checks: Checks,
     /// Length of the prompt.
     pub prompt_tokens: Tokens,
     /// The three selections, taken or not.
@@ -86,37 +103,121 @@ pub struct Considered {
     pub decode: Option<Pick>,
 }
 
-/// A selected pod: the candidate itself, with what it costs.
-#[derive(Clone, Copy, Debug)]
-pub struct Pick {
-    /// The pod and the numbers it was chosen by.
-    pub candidate: Candidate,
-    /// Leading prompt tokens it holds, at most the whole prompt.
-    pub cached_tokens: Tokens,
-    /// Prompt tokens it does not hold.
-    pub net_new_tokens: Tokens,
-    /// What choosing it costs.
-    pub cost: Cost,
+impl Decision {
+    /// KV blocks that the prompt takes on the pod that decodes, the last one possibly partial.
+    #[must_use]
+    pub fn decode_blocks(&self) -> Blocks {
+        let size = self.route.decode().candidate.block_size;
+        size.blocks_to_hold(self.prompt_tokens)
+    }
 }
 
-/// A cost by its terms; the unit is one KV block.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Cost {
-    /// Prefill work ahead of and including this request, net of `credit`, scaled.
-    pub prefill: f64,
-    /// Credit given for cached blocks (already subtracted).
-    pub credit: f64,
-    /// Blocks in use once this request runs.
-    pub decode: f64,
-    /// Running requests, weighted.
-    pub requests: f64,
-    /// What is compared.
-    pub total: f64,
+/// Decides where `ask` goes.
+///
+/// Order: eligibility, client pins, session affinity, the three selections, the bypass rule, the
+/// decode gate. A request for which no prefill pod can be had is not judged: the rule's
+/// `on_no_prefill` alone decides it.
+///
+/// # Errors
+///
+/// [`NoRoute`] when no pod may take the request; it names what is missing.
+pub fn decide(ask: &Ask, snapshot: &Snapshot, policy: &Policy) -> Result<Decision, NoRoute> {
+    let (rule_index, rule) = policy.rule_for(ask);
+    let terms = Terms::new(ask, policy, rule);
+    let considered = consider(ask, snapshot, &terms);
+    let decided = |route, because, checks| Decision {
+        route,
+        because,
+        rule: rule_index,
+        checks,
+        prompt_tokens: ask.prompt_tokens,
+        considered,
+    };
+
+    let Some(decode) = considered.decode else {
+        return Err(no_destination(ask, snapshot, &terms));
+    };
+    if ask.kind == AskKind::PassThrough {
+        let route = Route::Local { decode };
+        return Ok(decided(route, Because::NotGeneration, Checks::new()));
+    }
+    let prefill_pin = terms.pin(ask, Purpose::Prefill);
+    let Some(prefill) = considered.prefill else {
+        return match (prefill_pin, rule.on_no_prefill, considered.local) {
+            (Some(pin), _, _) => Err(NoRoute::PinnedPodUnavailable(pin)),
+            (None, OnNoPrefill::Fail, _) => Err(NoRoute::NoPrefillPod),
+            (None, OnNoPrefill::Local, None) => Err(NoRoute::NoPodCanPrefill),
+            (None, OnNoPrefill::Local, Some(decode)) => {
+                let route = Route::Local { decode };
+                Ok(decided(route, Because::NoPrefillPod, Checks::new()))
+            }
+        };
+    };
+    if prefill.candidate.pod == decode.candidate.pod {
+        let decode = terms.pick(ask, &decode.candidate, Purpose::PrefillAndDecode);
+        let route = Route::Local { decode };
+        return Ok(decided(route, Because::SamePod, Checks::new()));
+    }
+    let remote = Route::Remote { prefill, decode };
+    if prefill_pin.is_some() {
+        return Ok(decided(remote, Because::PrefillPinned, Checks::new()));
+    }
+    let local = considered.local.as_ref();
+    let judgement = bypass::judge(ask.prompt_tokens, local, &prefill, rule);
+    let route = match considered.local {
+        Some(decode) if judgement.because.is_bypass() => Route::Local { decode },
+        _ => remote,
+    };
+    Ok(decided(route, judgement.because, judgement.checks))
 }
 
-/// What a decision promises its pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Footprint {
-    /// KV blocks of the prompt, the last one possibly partial.
-    pub blocks: Blocks,
+/// The three selections. Where one pod is the best for both halves of a remote route and its engine
+/// refuses to do both, another is sought for the prefill, and failing that for the decode.
+fn consider(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> Considered {
+    let mut found = Considered {
+        decode: select(ask, snapshot, terms, Purpose::DecodeOnly),
+        ..Considered::default()
+    };
+    if ask.kind == AskKind::PassThrough {
+        return found;
+    }
+    found.local = select(ask, snapshot, terms, Purpose::PrefillAndDecode);
+    found.prefill = select(ask, snapshot, terms, Purpose::Prefill);
+    if let (Some(prefill), Some(decode)) = (&found.prefill, &found.decode)
+        && prefill.candidate.pod == decode.candidate.pod
+        && decode.candidate.local_prefill == LocalPrefill::Unable
+    {
+        let mut terms = terms.clone();
+        terms.taken = Some(decode.candidate.pod);
+        if let Some(other) = select(ask, snapshot, &terms, Purpose::Prefill) {
+            found.prefill = Some(other);
+        } else if let Some(other) = select(ask, snapshot, &terms, Purpose::DecodeOnly) {
+            found.decode = Some(other);
+        } else {
+            found.prefill = None;
+        }
+    }
+    found
+}
+
+/// Why no pod can be the destination.
+fn no_destination(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> NoRoute {
+    let pods = &snapshot.candidates;
+    if !pods.is_empty() && pods.iter().all(|pod| pod.serves == Serves::NotThisModel) {
+        return NoRoute::UnknownModel;
+    }
+    if let Some(pin) = terms.pin(ask, Purpose::DecodeOnly) {
+        return NoRoute::PinnedPodUnavailable(pin);
+    }
+    if let Affinity::Hard(session) = ask.affinity
+        && let Some(pod) = pods.iter().find(|pod| pod.pod == session)
+    {
+        return NoRoute::PinnedPodUnavailable(pod.endpoint);
+    }
+    let outside = |pod: &Candidate| check(pod, &Allowed::All, Purpose::DecodeOnly).is_ok();
+    if ask.subset != Subset::Any && pods.iter().any(outside) {
+        NoRoute::NoPodInSubset
+    } else {
+        NoRoute::NoDecodePod
+    }
 }

@@ -4,7 +4,7 @@
 //! Never here: YAML, defaults of files, file names (see `config`).
 //! Invariant: a value of these types needs no further check.
 
-use crate::decide::snapshot::CapacitySource;
+use crate::decide::snapshot::{Ask, CapacitySource};
 use crate::units::{Ratio, Tokens};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,8 @@ pub struct Policy {
     pub name: Arc<str>,
     /// Counts the versions of this policy that have been in force, from 1.
     pub generation: u64,
-    /// The first rule that matches a request applies. Never empty; the last one matches everything.
+    /// The first rule that matches a request applies. The last one should match everything; a request
+    /// that none matches is treated by [`Rule::FALLBACK`].
     pub rules: Vec<Rule>,
     /// How pods are compared.
     pub scoring: Scoring,
@@ -24,6 +25,24 @@ pub struct Policy {
     pub session_affinity: SessionAffinity,
     /// Whether clients may name the pods they want.
     pub client_pins: ClientPins,
+}
+
+impl Policy {
+    /// The rule that applies to `ask`, and its index; `rules.len()` stands for [`Rule::FALLBACK`].
+    #[must_use]
+    pub fn rule_for(&self, ask: &Ask) -> (usize, &Rule) {
+        self.rules
+            .iter()
+            .enumerate()
+            .find(|(_, rule)| rule.matches.admits(ask))
+            .unwrap_or((self.rules.len(), Rule::FALLBACK))
+    }
+
+    /// The rule at `index` as [`Policy::rule_for`] numbers them.
+    #[must_use]
+    pub fn rule_at(&self, index: usize) -> &Rule {
+        self.rules.get(index).unwrap_or(Rule::FALLBACK)
+    }
 }
 
 /// One rule: whom it concerns and what holds for them.
@@ -39,6 +58,21 @@ pub struct Rule {
     pub on_no_prefill: OnNoPrefill,
 }
 
+impl Rule {
+    /// What holds when no rule matches: remote prefill whenever it can be had, and no refusal for
+    /// want of a prefill pod.
+    pub const FALLBACK: &'static Rule = &Rule {
+        matches: Match {
+            models: Vec::new(),
+            policy_classes: Vec::new(),
+            min_priority: None,
+        },
+        bypass: Bypass::Never,
+        gate: DecodeGate::Off,
+        on_no_prefill: OnNoPrefill::Local,
+    };
+}
+
 /// Whom a rule concerns. An empty list matches everything.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct Match {
@@ -48,6 +82,31 @@ pub struct Match {
     pub policy_classes: Vec<Arc<str>>,
     /// The lowest priority concerned.
     pub min_priority: Option<i32>,
+}
+
+impl Match {
+    /// Whether `ask` is concerned: every list that is not empty must hold a match.
+    ///
+    /// A request that names no model (or no class) matches only an empty list of them.
+    #[must_use]
+    pub fn admits(&self, ask: &Ask) -> bool {
+        let model = self.models.is_empty()
+            || ask.model.as_ref().is_some_and(|name| {
+                let name = name.as_str();
+                self.models
+                    .iter()
+                    .any(|pattern| match pattern.strip_suffix('*') {
+                        Some(start) => name.starts_with(start),
+                        None => name == &**pattern,
+                    })
+            });
+        let class = self.policy_classes.is_empty()
+            || ask
+                .policy_class
+                .as_ref()
+                .is_some_and(|class| self.policy_classes.contains(class));
+        model && class && self.min_priority.is_none_or(|least| least <= ask.priority)
+    }
 }
 
 /// When remote prefill is skipped although a prefill pod could be had.
@@ -63,6 +122,24 @@ pub enum Bypass {
     PrefillLoad(PrefillBusy),
     /// When either holds.
     IslOrLoad(IslBound, PrefillBusy),
+}
+
+impl Bypass {
+    /// The bound on net-new tokens, if the rule has one.
+    #[must_use]
+    pub fn isl_bound(&self) -> Option<&IslBound> {
+        match self {
+            Bypass::IslBounding(bound) | Bypass::IslOrLoad(bound, _) => Some(bound),
+            Bypass::Never | Bypass::Always | Bypass::PrefillLoad(_) => None,
+        }
+    }
+
+    /// How slower tiers count in the token arithmetic: fully, unless the rule says otherwise.
+    #[must_use]
+    pub fn tier_credit(&self) -> TierCredit {
+        self.isl_bound()
+            .map_or(TierCredit::Full, |bound| bound.tier_credit)
+    }
 }
 
 /// Bounds on the net-new tokens of a bypass. Both comparisons are strict.

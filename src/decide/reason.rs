@@ -34,6 +34,7 @@ macro_rules! words {
         }
     };
 }
+pub(super) use words;
 
 words! {
     /// Why a request went local or remote.

@@ -93,10 +93,18 @@ impl Subset {
     pub fn allows(&self, endpoint: Endpoint) -> bool {
         match self {
             Subset::Any => true,
-            Subset::Only(entries) => entries.iter().any(|entry| match entry {
-                SubsetEntry::Ip(ip) => *ip == endpoint.0.ip(),
-                SubsetEntry::Endpoint(allowed) => *allowed == endpoint,
-            }),
+            Subset::Only(entries) => entries.iter().any(|entry| entry.covers(endpoint)),
+        }
+    }
+}
+
+impl SubsetEntry {
+    /// Whether `endpoint` is this endpoint or has this address.
+    #[must_use]
+    pub fn covers(self, endpoint: Endpoint) -> bool {
+        match self {
+            SubsetEntry::Ip(ip) => ip == endpoint.0.ip(),
+            SubsetEntry::Endpoint(allowed) => allowed == endpoint,
         }
     }
 }

@@ -1,5 +1,28 @@
-//! Black-box tests: the library as its users see it.
+//! Black-box and repository tests, one binary; each module says at its head what it proves.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "fixtures and models fail the test that uses them"
+)]
+
+mod architecture;
+mod config;
+mod config_watch;
+mod decide;
+mod decide_fixture;
+mod decide_golden;
+mod decide_ledger;
+mod decide_ledger_model;
+mod decide_properties;
+mod engine;
+mod extproc_gateway;
+mod extproc_grpc;
+mod extproc_picker;
+mod fleet;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
+mod prompt_engine;
+mod prompt_golden;

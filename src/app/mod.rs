@@ -1,0 +1,325 @@
+//! The program put together: files to parts, parts to ports and tasks.
+//!
+//! Lives here: construction, wiring, start and stop.
+//! Never here: rules of any kind.
+//! Invariant: [`App::start`] has bound every port and read every file before it returns, so a fault
+//! is found before the first request; every task ends with the [`App`].
+
+mod attend;
+mod collect;
+mod models;
+mod reload;
+
+use crate::config::{Export, Handoff, Loaded, Process, Source, Tls};
+use crate::extproc::counters::Counters;
+use crate::extproc::server::{self, Settings};
+use crate::extproc::wire::MetadataKeys;
+use crate::fleet::Roster;
+use crate::kv::index::Index;
+use crate::load::Ledger;
+use crate::observe::{Observer, Sources};
+use crate::pick::{InForce, Parts, Picker};
+use crate::route::Dialect;
+use crate::telemetry::journal::Journal;
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::trace::{TraceError, TraceSettings, Tracing};
+use crate::units::BlockSize;
+use attend::Attendant;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// Decisions kept for the admin port.
+const JOURNAL: usize = 2048;
+/// How often watched files are looked at.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+/// The program could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port could not be bound.
+    #[error("{what}: expected a free address, found {address}: {cause}")]
+    Bind {
+        /// The setting.
+        what: &'static str,
+        /// Its value.
+        address: SocketAddr,
+        /// Why not.
+        cause: std::io::Error,
+    },
+    /// A model's files could not be used.
+    #[error(transparent)]
+    Model(#[from] models::ModelError),
+    /// The trace exporter could not be set up.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The certificate could not be used.
+    #[error(transparent)]
+    Server(#[from] server::ServerError),
+}
+
+/// The ports that were bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// Envoy's external-processing stream.
+    pub ext_proc: SocketAddr,
+    /// gRPC health.
+    pub health: SocketAddr,
+    /// Admin HTTP.
+    pub admin: SocketAddr,
+}
+
+/// A picker with its ports and tasks.
+#[derive(Debug)]
+pub struct App {
+    picker: Arc<Picker>,
+    process: Process,
+    bound: Bound,
+    ext_proc: TcpListener,
+    health: TcpListener,
+    admin: TcpListener,
+    tls: server::TlsMaterial,
+    counters: Arc<Counters>,
+    tasks: JoinSet<()>,
+}
+
+impl App {
+    /// Builds everything and binds the ports.
+    ///
+    /// # Errors
+    /// When a file that the config names cannot be used, or a port cannot be bound.
+    pub async fn start(loaded: Loaded) -> Result<App, StartError> {
+        let process = loaded.process;
+        let ext_proc = bind("listen.extProc", process.listen.ext_proc).await?;
+        let health = bind("listen.health", process.listen.health).await?;
+        let admin = bind("listen.admin", process.listen.admin).await?;
+        let bound = Bound {
+            ext_proc: local(&ext_proc, process.listen.ext_proc),
+            health: local(&health, process.listen.health),
+            admin: local(&admin, process.listen.admin),
+        };
+        let tls = server::tls_material(&tls(&process.tls))?;
+
+        let roster = Arc::new(Roster::new());
+        let index = Arc::new(Index::new(crate::kv::index::Limits {
+            blocks: process.index.max_blocks,
+            blocks_per_pod: process.index.max_blocks_per_pod,
+        }));
+        let sources = Arc::new(Sources::default());
+        let ledger = Ledger::default();
+        let metrics = Metrics::new();
+        let counters = Arc::new(Counters::default());
+        let default_block_size = loaded
+            .models
+            .iter()
+            .find_map(|model| model.block_size)
+            .unwrap_or(BlockSize::DEFAULT);
+        let picker = Arc::new(Picker::new(Parts {
+            encoder: models::encoder(&loaded.models)?,
+            observer: Observer {
+                roster: Arc::clone(&roster),
+                index: Arc::clone(&index),
+                sources: Arc::clone(&sources),
+                default_block_size,
+            },
+            ledger: ledger.clone(),
+            in_force: InForce {
+                policy: loaded.policy,
+                dialect: dialect(loaded.handoff),
+            },
+            metrics: metrics.clone(),
+            tracing: tracing_of(&process)?,
+            journal: Journal::new(JOURNAL),
+        }));
+        metrics.register_collector(Box::new(collect::State {
+            picker: Arc::downgrade(&picker),
+            counters: Arc::clone(&counters),
+        }));
+
+        let mut attendant = Attendant::new(roster, index, sources, ledger);
+        attendant.apply(loaded.pods);
+        let mut tasks = JoinSet::new();
+        match &process.pods {
+            Source::Inline => tasks.spawn(attendant.stay()),
+            Source::File(path) => {
+                let watch =
+                    crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
+                tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
+            }
+        };
+        if let Source::File(path) = &process.policy {
+            let watch =
+                crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
+            tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
+        }
+        Ok(App {
+            picker,
+            process,
+            bound,
+            ext_proc,
+            health,
+            admin,
+            tls,
+            counters,
+            tasks,
+        })
+    }
+
+    /// The ports that were bound.
+    #[must_use]
+    pub fn bound(&self) -> Bound {
+        self.bound
+    }
+
+    /// The picker.
+    #[must_use]
+    pub fn picker(&self) -> &Arc<Picker> {
+        &self.picker
+    }
+
+    /// Serves until `stop` resolves, then drains: health turns to not serving, new streams are
+    /// refused, running ones end or are cut when the drain time is over.
+    ///
+    /// # Errors
+    /// When a listener fails.
+    pub async fn run(mut self, stop: impl Future<Output = ()>) -> Result<(), server::ServerError> {
+        tracing::info!(
+            ext_proc = %self.bound.ext_proc, health = %self.bound.health, admin = %self.bound.admin,
+            "serving"
+        );
+        let (draining, drain) = watch::channel(false);
+        let (stopping, stopped) = watch::channel(false);
+        self.tasks.spawn(server::serve_health(
+            self.health,
+            Arc::clone(&self.picker),
+            drain.clone(),
+            until(stopped.clone()),
+        ));
+        let admin = crate::admin::serve(self.admin, Arc::clone(&self.picker), until(stopped));
+        self.tasks.spawn(async move {
+            if let Err(error) = admin.await {
+                tracing::error!(%error, "the admin port stopped");
+            }
+        });
+        let settings = settings(&self.process, self.tls, Arc::clone(&self.counters));
+        let serving = server::serve(
+            self.ext_proc,
+            Arc::clone(&self.picker),
+            settings,
+            until(drain),
+        );
+        tokio::pin!(serving);
+        let result = tokio::select! {
+            result = &mut serving => result,
+            () = stop => {
+                tracing::info!("draining");
+                let _ = draining.send(true);
+                serving.await
+            }
+        };
+        let _ = stopping.send(true);
+        self.tasks.shutdown().await;
+        let picker = self.picker;
+        // Sends the last spans; blocks, up to the exporter's timeout.
+        let flushed = tokio::task::spawn_blocking(move || picker.shutdown_tracing());
+        if let Err(error) = flushed.await {
+            tracing::warn!(%error, "the last spans could not be sent");
+        }
+        tracing::info!("stopped");
+        result
+    }
+}
+
+async fn bind(what: &'static str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|cause| StartError::Bind {
+            what,
+            address,
+            cause,
+        })
+}
+
+fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
+    listener.local_addr().unwrap_or(asked)
+}
+
+/// Resolves when the flag is raised or its owner is gone.
+async fn until(mut flag: watch::Receiver<bool>) {
+    while !*flag.borrow_and_update() {
+        if flag.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+fn dialect(handoff: Handoff) -> Dialect {
+    match handoff {
+        Handoff::DecodeFirst => Dialect::DecodeFirst,
+        Handoff::PrefillFirst => Dialect::PrefillFirst,
+    }
+}
+
+fn tls(tls: &Tls) -> server::Tls {
+    match tls {
+        Tls::SelfSigned => server::Tls::SelfSigned,
+        Tls::Plaintext => server::Tls::Plaintext,
+        Tls::Files { cert, key } => server::Tls::Files {
+            cert: cert.clone(),
+            key: key.clone(),
+        },
+    }
+}
+
+fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
+    let Export::Otlp(endpoint) = &process.telemetry.export else {
+        return Ok(Tracing::Off);
+    };
+    let text = |part: &Arc<str>| part.to_string();
+    Tracing::start(&TraceSettings {
+        endpoint: text(endpoint),
+        service_name: text(&process.telemetry.service_name),
+        sample_ratio: process.telemetry.sample_ratio.get(),
+        resource: process
+            .telemetry
+            .resource
+            .iter()
+            .map(|(key, value)| (text(key), text(value)))
+            .collect(),
+    })
+}
+
+fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
+    Settings {
+        limits: limits(&process.limits),
+        tls,
+        metadata: MetadataKeys {
+            subset_hint: key(&process.data_plane.subset_hint),
+            destination: key(&process.data_plane.destination),
+            served: key(&process.data_plane.served),
+        },
+        counters,
+    }
+}
+
+fn limits(limits: &crate::config::Limits) -> server::Limits {
+    server::Limits {
+        body: usize::try_from(limits.request_bytes).unwrap_or(usize::MAX),
+        held_requests: usize::try_from(limits.in_flight).unwrap_or(usize::MAX),
+        body_stall: limits.body_timeout,
+        decision: limits.decision_timeout,
+        drain: limits.drain_timeout,
+        ..server::Limits::default()
+    }
+}
+
+fn key(key: &crate::config::MetadataKey) -> server::MetadataKey {
+    server::MetadataKey {
+        namespace: Arc::clone(&key.namespace),
+        key: Arc::clone(&key.key),
+    }
+}

@@ -1,0 +1,64 @@
+//! Watched files put in force while the program runs.
+//!
+//! Lives here: one loop per file.
+//! Never here: what a valid file is (see `config`).
+//! Invariant: a file with faults changes nothing but a counter and a log line.
+
+use crate::app::attend::Attendant;
+use crate::app::dialect;
+use crate::config::watch::Watch;
+use crate::config::{Diagnostics, LoadedPods, LoadedPolicy};
+use crate::pick::{InForce, Picker};
+use crate::telemetry::metrics::Metrics;
+use std::sync::Weak;
+
+/// Applies new lists of pods.
+pub(super) async fn pods(mut watch: Watch<LoadedPods>, mut attendant: Attendant, metrics: Metrics) {
+    while let Some(update) = watch.next().await {
+        match update {
+            Ok(loaded) => {
+                for warning in &loaded.warnings {
+                    tracing::warn!("{warning}");
+                }
+                attendant.apply(loaded.pods);
+            }
+            Err(faults) => refused(&faults, &metrics),
+        }
+    }
+    // The watcher ended; the pods stay as they are for as long as the program runs.
+    attendant.stay().await;
+}
+
+/// Puts new policies in force.
+pub(super) async fn policy(
+    mut watch: Watch<LoadedPolicy>,
+    picker: Weak<Picker>,
+    metrics: Metrics,
+) {
+    while let Some(update) = watch.next().await {
+        let Some(picker) = picker.upgrade() else {
+            return;
+        };
+        match update {
+            Ok(loaded) => {
+                for warning in &loaded.warnings {
+                    tracing::warn!("{warning}");
+                }
+                picker.set_policy(InForce {
+                    policy: loaded.policy,
+                    dialect: dialect(loaded.handoff),
+                });
+                tracing::info!(
+                    generation = picker.in_force().policy.generation,
+                    "policy in force"
+                );
+            }
+            Err(faults) => refused(&faults, &metrics),
+        }
+    }
+}
+
+fn refused(faults: &Diagnostics, metrics: &Metrics) {
+    metrics.reload_failed();
+    tracing::error!("a changed file was not put in force; what was in force stays:\n{faults}");
+}

@@ -1,0 +1,239 @@
+//! Single values: from what a key holds to a type that cannot hold anything wrong.
+//!
+//! Lives here: one function per kind of value.
+//! Never here: keys, sections, where a value stood.
+//! Invariant: pure; every bound is inclusive, and the message names all that is allowed.
+
+use crate::config::diagnostic::Wrong;
+use crate::config::shape::{Leaf, Number, Size, Text, Whole, nearest};
+use crate::names::Endpoint;
+use crate::units::Ratio;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest duration: far from where adding it to a clock could overflow.
+const LONGEST: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// The longest name.
+const LONGEST_NAME: usize = 253;
+
+/// The longest free text.
+const LONGEST_TEXT: usize = 4096;
+
+/// The largest factor or weight: far from where sums of products lose their meaning.
+pub(crate) const LARGEST_FACTOR: f64 = 1e6;
+
+/// The most tokens: far above any model's context.
+pub(crate) const MOST_TOKENS: i128 = 1_000_000_000;
+
+/// A number from 0 to `most`.
+pub(crate) fn ratio(leaf: &Number, most: f64) -> Result<Ratio, Wrong> {
+    leaf.parse(format!("a number from 0 to {most}"), |value| {
+        Ratio::new(*value).filter(|ratio| ratio.get() <= most)
+    })
+}
+
+/// A whole number from `least` to `most`.
+pub(crate) fn whole<T: TryFrom<i128>>(leaf: &Whole, least: i128, most: i128) -> Result<T, Wrong> {
+    leaf.parse(format!("a whole number from {least} to {most}"), |value| {
+        Some(*value)
+            .filter(|value| least <= *value && *value <= most)
+            .and_then(|value| T::try_from(value).ok())
+    })
+}
+
+/// The meaning of one of `words`.
+pub(crate) fn word<T: Clone>(leaf: &Text, words: &[(&str, T)]) -> Result<T, Wrong> {
+    let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
+    let mut expected = match known.as_slice() {
+        [most @ .., last] if !most.is_empty() => format!("{} or {last}", most.join(", ")),
+        one => one.concat(),
+    };
+    if let Some(near) = leaf.value.as_ref().and_then(|text| nearest(text, &known)) {
+        expected.push_str(&format!(" (is {near} meant?)"));
+    }
+    if leaf.value.is_none() && leaf.found == "false" && known.iter().any(|word| is_off(word)) {
+        // YAML 1.1 readers, kubectl among them, take a bare Off for false.
+        expected.push_str(" (Off in quotes)");
+    }
+    leaf.parse(expected, |text| {
+        let found = words.iter().find(|(word, _)| word == text);
+        found.map(|(_, meaning)| meaning.clone())
+    })
+}
+
+fn is_off(word: &str) -> bool {
+    word.eq_ignore_ascii_case("off")
+}
+
+/// A duration such as `500ms`, `30s`, `5m` or `1h30m`: more than 0, at most 720h.
+pub(crate) fn duration(leaf: &Text) -> Result<Duration, Wrong> {
+    let expected = "a duration from 1ms to 720h, such as 500ms, 30s or 1h30m";
+    leaf.parse(expected, |text| {
+        read_duration(text).filter(|time| Duration::ZERO < *time && *time <= LONGEST)
+    })
+}
+
+fn read_duration(text: &str) -> Option<Duration> {
+    const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+    let mut rest = text;
+    let mut total: u64 = 0;
+    while !rest.is_empty() {
+        let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        let amount: u64 = rest[..rest.len() - after.len()].parse().ok()?;
+        let (unit, millis) = UNITS.iter().find(|(unit, _)| after.starts_with(unit))?;
+        total = total.checked_add(amount.checked_mul(*millis)?)?;
+        rest = &after[unit.len()..];
+    }
+    Some(Duration::from_millis(total))
+}
+
+/// Bytes: a number, or a number with Ki, Mi or Gi (powers of 1024).
+pub(crate) fn bytes(leaf: &Leaf<Size>, least: u64, most: u64) -> Result<u64, Wrong> {
+    let (low, high) = (in_binary(least), in_binary(most));
+    let expected = format!("a size from {low} to {high}, in bytes or with Ki, Mi or Gi");
+    leaf.parse(expected, |size| {
+        read_bytes(size).filter(|bytes| least <= *bytes && *bytes <= most)
+    })
+}
+
+const BINARY: [(&str, u64); 3] = [("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)];
+
+fn read_bytes(size: &Size) -> Option<u64> {
+    let text = match size {
+        Size::Bytes(bytes) => return u64::try_from(*bytes).ok(),
+        Size::Text(text) => text,
+    };
+    let unit = BINARY
+        .iter()
+        .find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
+    let (digits, factor) = unit.unwrap_or((text, 1));
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    digits.parse::<u64>().ok()?.checked_mul(factor)
+}
+
+fn in_binary(bytes: u64) -> String {
+    let unit = BINARY
+        .iter()
+        .find(|(_, factor)| *factor <= bytes && bytes.is_multiple_of(*factor));
+    match unit {
+        Some((unit, factor)) => format!("{}{unit}", bytes / factor),
+        None => bytes.to_string(),
+    }
+}
+
+/// An address to listen on.
+pub(crate) fn listen_address(leaf: &Text) -> Result<SocketAddr, Wrong> {
+    let expected = "an address such as 0.0.0.0:9002 or [::]:9002";
+    leaf.parse(expected, |text| text.parse().ok())
+}
+
+/// Where an engine listens: a definite address and port.
+pub(crate) fn endpoint(leaf: &Text) -> Result<Endpoint, Wrong> {
+    let expected = "a definite address such as 10.0.0.7:8000 or [fd00::7]:8000";
+    leaf.parse(expected, |text| definite(text))
+}
+
+/// A ZMQ endpoint, `tcp://ip:port` or `ip:port`, in the former form.
+pub(crate) fn zmq_endpoint(leaf: &Text) -> Result<String, Wrong> {
+    let expected = "a definite address such as tcp://10.0.0.7:5557";
+    leaf.parse(expected, |text| {
+        definite(text.strip_prefix("tcp://").unwrap_or(text))
+            .map(|endpoint| format!("tcp://{endpoint}"))
+    })
+}
+
+fn definite(text: &str) -> Option<Endpoint> {
+    let address: SocketAddr = text.parse().ok()?;
+    (address.port() != 0 && !address.ip().is_unspecified()).then_some(Endpoint(address))
+}
+
+/// A name that clients or engines use: printable, not empty, without white space around it.
+pub(crate) fn name(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = format!("a printable name of 1 to {LONGEST_NAME} bytes");
+    leaf.parse(expected, |text| {
+        is_name(text).then(|| Arc::from(text.as_str()))
+    })
+}
+
+fn is_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= LONGEST_NAME
+        && text.trim() == text
+        && !text.chars().any(char::is_control)
+}
+
+/// The name of a Kubernetes object (RFC 1123 subdomain).
+pub(crate) fn object_name(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let label = |part: &str| {
+        let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        !part.is_empty() && part.bytes().all(fits) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    let expected = format!(
+        "a name of 1 to {LONGEST_NAME} lower-case letters, digits, - and ., each part between \
+         letters or digits"
+    );
+    leaf.parse(expected, |text| {
+        let fits = text.len() <= LONGEST_NAME && text.split('.').all(label);
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
+/// A model name, or the start of one followed by `*`.
+pub(crate) fn model_pattern(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "a model name, with at most one * and that at its end";
+    leaf.parse(expected, |text| {
+        let start = text.strip_suffix('*').unwrap_or(text);
+        let fits = !start.contains('*') && (text == "*" || is_name(start));
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
+/// The name of a request header, in lower case.
+pub(crate) fn header(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "the name of a request header, such as x-session-id";
+    leaf.parse(expected, |text| {
+        http::HeaderName::from_bytes(text.as_bytes())
+            .ok()
+            .filter(|_| text.len() <= LONGEST_NAME)
+            .map(|header| Arc::from(header.as_str()))
+    })
+}
+
+/// An OTLP endpoint.
+pub(crate) fn url(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "an address such as http://collector:4317";
+    leaf.parse(expected, |text| {
+        let uri: http::Uri = text.parse().ok()?;
+        let fits = matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
+/// The path of an HTTP request.
+pub(crate) fn url_path(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    leaf.parse("a path such as /metrics", |text| {
+        let fits = text.starts_with('/') && text.parse::<http::uri::PathAndQuery>().is_ok();
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
+/// The path of a file.
+pub(crate) fn path(leaf: &Text) -> Result<PathBuf, Wrong> {
+    leaf.parse("the path of a file", |text| {
+        (!text.is_empty() && !text.contains('\0')).then(|| PathBuf::from(text))
+    })
+}
+
+/// Free text without control characters, such as a label; may be empty.
+pub(crate) fn label(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = format!("printable text of at most {LONGEST_TEXT} bytes");
+    leaf.parse(expected, |text| {
+        let fits = text.len() <= LONGEST_TEXT && !text.chars().any(char::is_control);
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}

@@ -1,0 +1,177 @@
+//! What a process is told once, at its start.
+//!
+//! Lives here: the valid types of `kind: SidestepConfig`.
+//! Never here: YAML, defaults (see `parse::process`), the policy itself (`decide::policy`).
+//! Invariant: a value of these types needs no further check; file names are absolute or relative to
+//! the working directory, no longer to the file that named them.
+
+use crate::names::ModelName;
+use crate::units::{BlockSize, Ratio};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A whole process configuration, apart from the policy, pods and models (see
+/// [`Loaded`](crate::config::Loaded)).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Process {
+    /// Where to listen.
+    pub listen: Listen,
+    /// How the external-processing port is secured.
+    pub tls: Tls,
+    /// Bounds on what is held at once.
+    pub limits: Limits,
+    /// Where the pods are listed.
+    pub pods: Source,
+    /// Where the policy is.
+    pub policy: Source,
+    /// Bounds of the KV index.
+    pub index: IndexLimits,
+    /// Where spans go.
+    pub telemetry: Telemetry,
+    /// Where the data plane puts what it tells the picker.
+    pub data_plane: DataPlane,
+}
+
+/// Where to listen. The three differ, unless a port is 0 (any free one).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Envoy's external-processing stream (gRPC).
+    pub ext_proc: SocketAddr,
+    /// gRPC health.
+    pub health: SocketAddr,
+    /// Metrics, explain and the decision page (HTTP).
+    pub admin: SocketAddr,
+}
+
+/// How the external-processing port is secured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tls {
+    /// TLS with a certificate made at the start.
+    SelfSigned,
+    /// No TLS.
+    Plaintext,
+    /// TLS with a certificate from files, in PEM form.
+    Files {
+        /// The certificate chain.
+        cert: PathBuf,
+        /// Its private key.
+        key: PathBuf,
+    },
+}
+
+/// Bounds on what is held at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The longest request body, in bytes.
+    pub request_bytes: u64,
+    /// Most requests between their first message and their end.
+    pub in_flight: u32,
+    /// Longest wait for the rest of a body.
+    pub body_timeout: Duration,
+    /// Longest time from a whole body to a decision.
+    pub decision_timeout: Duration,
+    /// Longest wait for running streams on shutdown.
+    pub drain_timeout: Duration,
+}
+
+/// Whether something is written in the process config or in a file of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// In the process config; changes with a restart.
+    Inline,
+    /// In this file, which is watched.
+    File(PathBuf),
+}
+
+/// Bounds of the KV index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexLimits {
+    /// Most blocks known over all pods, each counted once per pod that holds it.
+    pub max_blocks: u64,
+    /// Most blocks known of one pod.
+    pub max_blocks_per_pod: u64,
+}
+
+/// Where spans go.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Telemetry {
+    /// Whether and where spans are exported.
+    pub export: Export,
+    /// `service.name`.
+    pub service_name: Arc<str>,
+    /// Share of requests without a sampled parent that are recorded, 0..=1.
+    pub sample_ratio: Ratio,
+    /// Further resource attributes, in the order of the file.
+    pub resource: Vec<(Arc<str>, Arc<str>)>,
+}
+
+/// Whether and where spans are exported.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Export {
+    /// Nowhere.
+    Off,
+    /// To this OTLP gRPC endpoint, an `http://` or `https://` address.
+    Otlp(Arc<str>),
+}
+
+/// Where the data plane puts what it tells the picker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataPlane {
+    /// The endpoints it allows for a request.
+    pub subset_hint: MetadataKey,
+    /// The destination, as told to it.
+    pub destination: MetadataKey,
+    /// The endpoint that served, as told by it.
+    pub served: MetadataKey,
+}
+
+/// One key in Envoy's dynamic metadata.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MetadataKey {
+    /// The filter's namespace.
+    pub namespace: Arc<str>,
+    /// The key in it.
+    pub key: Arc<str>,
+}
+
+/// One model that clients may name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// As engines call it.
+    pub name: ModelName,
+    /// As clients may call it too.
+    pub aliases: Vec<ModelName>,
+    /// Its adapters (LoRA), which clients name in place of a model.
+    pub adapters: Vec<ModelName>,
+    /// How its prompts are counted.
+    pub tokenizer: Tokenizer,
+    /// Tokens per KV block, expected until the first event says otherwise.
+    pub block_size: Option<BlockSize>,
+}
+
+/// How prompts of a model are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Estimated from the number of bytes.
+    ByteEstimate,
+    /// By the small tokenizer and template shipped with the program.
+    Builtin,
+    /// By the model's own tokenizer.
+    File {
+        /// `tokenizer.json`.
+        tokenizer: PathBuf,
+        /// How messages become text.
+        template: Template,
+    },
+}
+
+/// Where a chat template is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Template {
+    /// In this file.
+    File(PathBuf),
+    /// In `tokenizer_config.json` (or `chat_template.jinja`) beside the tokenizer, if there.
+    BesideTokenizer,
+}

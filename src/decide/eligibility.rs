@@ -1,0 +1,123 @@
+//! Which pods may be used for what.
+//!
+//! Lives here: the per-pod test and its named outcomes, and the request's subset in a form that is
+//! cheap to ask once per pod.
+//! Never here: costs, comparisons between pods.
+//! Invariant: a pod that fails [`check`] is never part of a route.
+
+use crate::decide::reason::words;
+use crate::decide::select::Purpose;
+use crate::decide::snapshot::{Availability, Candidate, LocalPrefill, Serves, Subset, SubsetEntry};
+use crate::names::Endpoint;
+use rustc_hash::FxHashSet;
+use std::net::IpAddr;
+
+words! {
+    /// Why a pod is not considered.
+    Ineligible {
+        /// It decodes only, and a prefill pod is wanted.
+        DecodeRole => "decode_role",
+        /// It prefills only, and a destination is wanted.
+        PrefillRole => "prefill_role",
+        /// It does not serve the model.
+        NotThisModel => "not_this_model",
+        /// It is not (yet) ready.
+        NotReady => "not_ready",
+        /// It is going away.
+        Draining => "draining",
+        /// It does not answer.
+        Unreachable => "unreachable",
+        /// The gateway's subset does not hold it.
+        OutsideSubset => "outside_subset",
+        /// Its engine refuses to prefill what it decodes.
+        CannotPrefillLocally => "cannot_prefill_locally",
+        /// The client named another pod.
+        PinnedElsewhere => "pinned_elsewhere",
+        /// The session belongs to another pod.
+        SessionElsewhere => "session_elsewhere",
+        /// It does the other half already, and its engine refuses to do both.
+        AlreadyChosen => "already_chosen",
+    }
+}
+
+/// Entries above which a subset is hashed instead of searched.
+const FEW: usize = 8;
+
+/// A request's subset, prepared so that asking for every pod of a large fleet stays linear.
+#[derive(Clone, Debug)]
+pub enum Allowed<'a> {
+    /// Every endpoint.
+    All,
+    /// A short list, searched.
+    Few(&'a [SubsetEntry]),
+    /// A long list, hashed: whole addresses and single endpoints.
+    Many(FxHashSet<IpAddr>, FxHashSet<Endpoint>),
+}
+
+impl<'a> Allowed<'a> {
+    /// The endpoints that `subset` allows.
+    #[must_use]
+    pub fn new(subset: &'a Subset) -> Allowed<'a> {
+        match subset {
+            Subset::Any => Allowed::All,
+            Subset::Only(entries) if entries.len() <= FEW => Allowed::Few(entries),
+            Subset::Only(entries) => {
+                let mut ips = FxHashSet::default();
+                let mut endpoints = FxHashSet::default();
+                for entry in entries.iter() {
+                    match entry {
+                        SubsetEntry::Ip(ip) => ips.insert(*ip),
+                        SubsetEntry::Endpoint(endpoint) => endpoints.insert(*endpoint),
+                    };
+                }
+                Allowed::Many(ips, endpoints)
+            }
+        }
+    }
+
+    /// Whether `endpoint` is one of them.
+    #[must_use]
+    pub fn holds(&self, endpoint: Endpoint) -> bool {
+        match self {
+            Allowed::All => true,
+            Allowed::Few(entries) => entries.iter().any(|entry| entry.covers(endpoint)),
+            Allowed::Many(ips, endpoints) => {
+                endpoints.contains(&endpoint) || ips.contains(&endpoint.0.ip())
+            }
+        }
+    }
+}
+
+/// Whether `candidate` may be used for `purpose`, or the first reason why not.
+///
+/// The subset concerns the destination alone: the gateway sends the request there, while the prefill
+/// pod is reached by the destination.
+pub fn check(
+    candidate: &Candidate,
+    allowed: &Allowed<'_>,
+    purpose: Purpose,
+) -> Result<(), Ineligible> {
+    match purpose {
+        Purpose::Prefill if !candidate.role.prefills() => return Err(Ineligible::DecodeRole),
+        Purpose::PrefillAndDecode | Purpose::DecodeOnly if !candidate.role.decodes() => {
+            return Err(Ineligible::PrefillRole);
+        }
+        _ => {}
+    }
+    if candidate.serves == Serves::NotThisModel {
+        return Err(Ineligible::NotThisModel);
+    }
+    match candidate.availability {
+        Availability::Ready => {}
+        Availability::NotReady => return Err(Ineligible::NotReady),
+        Availability::Draining => return Err(Ineligible::Draining),
+        Availability::Unreachable => return Err(Ineligible::Unreachable),
+    }
+    if purpose != Purpose::Prefill && !allowed.holds(candidate.endpoint) {
+        return Err(Ineligible::OutsideSubset);
+    }
+    if purpose == Purpose::PrefillAndDecode && candidate.local_prefill == LocalPrefill::Unable {
+        return Err(Ineligible::CannotPrefillLocally);
+    }
+    Ok(())
+}

@@ -1,0 +1,270 @@
+//! The one place where a pod is chosen among others.
+//!
+//! Lives here: [`select`] with its purposes, and [`survey`], which shows every pod as it saw them.
+//! Never here: the rule that chooses between routes (`bypass`).
+//! Invariant: whatever asks for a pod (a decision, its explanation, a simulation) asks here, and the
+//! answer depends on the arguments alone.
+
+use crate::decide::cost::{Cost, Priced, credited_tokens, price};
+use crate::decide::eligibility::{Allowed, Ineligible, check};
+use crate::decide::policy::{Bypass, ClientPins, Policy, Rule, Scoring, TierCredit};
+use crate::decide::snapshot::{Affinity, Ask, Candidate, Snapshot};
+use crate::names::{Endpoint, PodId};
+use crate::units::{Ratio, Tokens};
+use smallvec::SmallVec;
+
+/// What a pod is chosen for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// To prefill the prompt and decode the answer.
+    PrefillAndDecode,
+    /// To prefill the prompt for another pod.
+    Prefill,
+    /// To decode after another pod has prefilled.
+    DecodeOnly,
+}
+
+/// A selected pod: the candidate itself, with what it costs.
+#[derive(Clone, Copy, Debug)]
+pub struct Pick {
+    /// The pod and the numbers it was chosen by.
+    pub candidate: Candidate,
+    /// Leading prompt tokens it is credited with, at most the whole prompt. Slower tiers count as
+    /// the rule's tier credit says.
+    pub cached_tokens: Tokens,
+    /// The rest of the prompt.
+    pub net_new_tokens: Tokens,
+    /// What choosing it costs.
+    pub cost: Cost,
+}
+
+/// What the selections of one decision have in common.
+#[derive(Clone, Debug)]
+pub struct Terms<'a> {
+    /// How pods are compared.
+    pub scoring: Scoring,
+    /// Whether cached blocks attract a decode that follows a remote prefill.
+    pub decode_affinity: DecodeAffinity,
+    /// How slower tiers count in net-new tokens.
+    pub tier_credit: TierCredit,
+    /// Whether the request's pins count.
+    pub pins: ClientPins,
+    /// The request's subset.
+    pub allowed: Allowed<'a>,
+    /// A pod that does one half of a remote route and cannot do the other.
+    pub taken: Option<PodId>,
+}
+
+/// Whether cached blocks attract a decode that follows a remote prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecodeAffinity {
+    /// They do: the next turn may then bypass.
+    Cache,
+    /// They do not, because nothing ever bypasses.
+    LoadOnly,
+}
+
+impl<'a> Terms<'a> {
+    /// The terms under which `policy` and its `rule` look at `ask`.
+    #[must_use]
+    pub fn new(ask: &'a Ask, policy: &Policy, rule: &Rule) -> Terms<'a> {
+        Terms {
+            scoring: policy.scoring,
+            decode_affinity: match rule.bypass {
+                Bypass::Never => DecodeAffinity::LoadOnly,
+                _ => DecodeAffinity::Cache,
+            },
+            tier_credit: rule.bypass.tier_credit(),
+            pins: policy.client_pins,
+            allowed: Allowed::new(&ask.subset),
+            taken: None,
+        }
+    }
+
+    /// The pod that the client insists on for `purpose`, if it may.
+    #[must_use]
+    pub fn pin(&self, ask: &Ask, purpose: Purpose) -> Option<Endpoint> {
+        match (self.pins, purpose) {
+            (ClientPins::Ignore, _) => None,
+            (ClientPins::Honor, Purpose::Prefill) => ask.prefill_pin,
+            (ClientPins::Honor, Purpose::PrefillAndDecode | Purpose::DecodeOnly) => ask.decode_pin,
+        }
+    }
+
+    /// `candidate` as a pick for `purpose`, whether or not it would be chosen.
+    #[must_use]
+    pub fn pick(&self, ask: &Ask, candidate: &Candidate, purpose: Purpose) -> Pick {
+        let prompt = ask.prompt_tokens;
+        let cached = credited_tokens(candidate, prompt, &self.scoring, self.tier_credit);
+        Pick {
+            candidate: *candidate,
+            cached_tokens: cached,
+            net_new_tokens: prompt.saturating_sub(cached),
+            cost: price(
+                candidate,
+                &mut Priced::new(prompt),
+                &self.scoring_for(purpose),
+                purpose,
+            ),
+        }
+    }
+
+    fn scoring_for(&self, purpose: Purpose) -> Scoring {
+        let mut scoring = self.scoring;
+        if purpose == Purpose::DecodeOnly && self.decode_affinity == DecodeAffinity::LoadOnly {
+            scoring.overlap_credit = Ratio::ZERO;
+        }
+        scoring
+    }
+}
+
+/// The pod to use for `purpose`: the cheapest eligible one, or one drawn by cost when the policy has
+/// a temperature. `None` when no pod is eligible.
+#[must_use]
+pub fn select(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpose) -> Option<Pick> {
+    let eligible = survey(ask, snapshot, terms, purpose)
+        .filter_map(|(candidate, cost)| Some((candidate, cost.ok()?.total)));
+    let temperature = terms.scoring.temperature.get();
+    let chosen = if 0.0 < temperature {
+        sampled(eligible, temperature, ask.draw)
+    } else {
+        cheapest(eligible, ask.draw)
+    }?;
+    Some(terms.pick(ask, chosen, purpose))
+}
+
+/// Every pod with its cost for `purpose`, or the reason why it is not considered.
+pub fn survey<'a>(
+    ask: &'a Ask,
+    snapshot: &'a Snapshot,
+    terms: &'a Terms<'_>,
+    purpose: Purpose,
+) -> impl Iterator<Item = (&'a Candidate, Result<Cost, Ineligible>)> {
+    let limit = Limit::new(ask, snapshot, terms, purpose);
+    let scoring = terms.scoring_for(purpose);
+    let mut prompt = Priced::new(ask.prompt_tokens);
+    snapshot.candidates.iter().map(move |candidate| {
+        let cost = check(candidate, &terms.allowed, purpose)
+            .and_then(|()| limit.check(candidate, terms.taken))
+            .map(|()| price(candidate, &mut prompt, &scoring, purpose));
+        (candidate, cost)
+    })
+}
+
+/// Which pods remain once pins and the session have spoken.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    None,
+    Pinned(Endpoint),
+    Session(PodId),
+}
+
+impl Limit {
+    /// A pin beats the session. A soft session limits only while its pod is eligible, a hard one
+    /// while its pod exists.
+    fn new(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpose) -> Limit {
+        if let Some(endpoint) = terms.pin(ask, purpose) {
+            return Limit::Pinned(endpoint);
+        }
+        let find = |pod: PodId| snapshot.candidates.iter().find(|known| known.pod == pod);
+        match (purpose, ask.affinity) {
+            (Purpose::Prefill, _) | (_, Affinity::None) => Limit::None,
+            (_, Affinity::Soft(pod)) => find(pod)
+                .filter(|known| check(known, &terms.allowed, purpose).is_ok())
+                .filter(|known| terms.taken != Some(known.pod))
+                .map_or(Limit::None, |known| Limit::Session(known.pod)),
+            (_, Affinity::Hard(pod)) => {
+                find(pod).map_or(Limit::None, |known| Limit::Session(known.pod))
+            }
+        }
+    }
+
+    fn check(self, candidate: &Candidate, taken: Option<PodId>) -> Result<(), Ineligible> {
+        match self {
+            Limit::Pinned(endpoint) if candidate.endpoint != endpoint => {
+                Err(Ineligible::PinnedElsewhere)
+            }
+            Limit::Session(pod) if candidate.pod != pod => Err(Ineligible::SessionElsewhere),
+            _ if taken == Some(candidate.pod) => Err(Ineligible::AlreadyChosen),
+            Limit::None | Limit::Pinned(_) | Limit::Session(_) => Ok(()),
+        }
+    }
+}
+
+/// The candidate of least cost. Among equals the one with the fewest requests, so that a burst of
+/// equal requests spreads; among those each with the same probability over `draw`.
+fn cheapest<'a>(
+    eligible: impl Iterator<Item = (&'a Candidate, f64)>,
+    draw: u64,
+) -> Option<&'a Candidate> {
+    let mut best: Option<(&Candidate, f64)> = None;
+    let mut ties = 1;
+    for (candidate, cost) in eligible {
+        let order = best.map(|(chosen, least)| {
+            cost.total_cmp(&least)
+                .then(candidate.load.requests.cmp(&chosen.load.requests))
+        });
+        match order {
+            Some(std::cmp::Ordering::Greater) => {}
+            Some(std::cmp::Ordering::Equal) => {
+                ties += 1;
+                // One in `ties` replaces the one before: each ends with the same probability.
+                if scale(mix(draw, ties), ties) == 0 {
+                    best = Some((candidate, cost));
+                }
+            }
+            Some(std::cmp::Ordering::Less) | None => {
+                ties = 1;
+                best = Some((candidate, cost));
+            }
+        }
+    }
+    best.map(|(candidate, _)| candidate)
+}
+
+/// A candidate drawn by softmax of its cost, negated and scaled to `0..=1` between the cheapest and
+/// the dearest.
+fn sampled<'a>(
+    eligible: impl Iterator<Item = (&'a Candidate, f64)>,
+    temperature: f64,
+    draw: u64,
+) -> Option<&'a Candidate> {
+    let mut weighed: SmallVec<[(&Candidate, f64); 64]> = eligible.collect();
+    let least = weighed
+        .iter()
+        .map(|(_, cost)| *cost)
+        .fold(f64::MAX, f64::min);
+    let most = weighed.iter().map(|(_, cost)| *cost).fold(0.0, f64::max);
+    let mut sum = 0.0;
+    for (_, cost) in &mut weighed {
+        let share = if least < most {
+            (*cost - least) / (most - least)
+        } else {
+            0.0
+        };
+        *cost = (-share / temperature).exp();
+        sum += *cost;
+    }
+    // 53 bits, so that the product stays below the sum.
+    let mut left = (draw >> 11) as f64 / (1_u64 << 53) as f64 * sum;
+    for (candidate, weight) in &weighed {
+        if left < *weight {
+            return Some(candidate);
+        }
+        left -= weight;
+    }
+    weighed.last().map(|(candidate, _)| *candidate)
+}
+
+/// A number that looks unrelated for each `step` of one `draw` (the finalizer of SplitMix64).
+fn mix(draw: u64, step: u64) -> u64 {
+    let mut x = draw.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// `random` as a number below `bound`.
+fn scale(random: u64, bound: u64) -> u64 {
+    ((u128::from(random) * u128::from(bound)) >> 64) as u64
+}

@@ -1,0 +1,129 @@
+//! gRPC health: what gateways and probes ask before they send requests.
+//!
+//! Lives here: the names that are answered, and what each follows.
+//! Never here: what makes the picker ready.
+//! Invariant: once draining began, nothing but liveness serves, and those who watch are let go, so
+//! that their connections can close.
+
+use crate::extproc::exchange::PickPods;
+use futures_util::{Stream, stream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+/// Serves as long as the process runs.
+const LIVENESS: &str = "liveness";
+/// Names that follow readiness: the server as a whole, the probe's own, the service as gateways
+/// check it, and the name that endpoint pickers are deployed with.
+const READINESS: [&str; 4] = [
+    "",
+    "readiness",
+    "envoy.service.ext_proc.v3.ExternalProcessor",
+    "inference-extension",
+];
+/// How often readiness is looked at for those who watch.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// The health service of a picker.
+pub(crate) fn service<P: PickPods>(
+    picker: Arc<P>,
+    draining: watch::Receiver<bool>,
+) -> HealthServer<Checks<P>> {
+    HealthServer::new(Checks { picker, draining })
+}
+
+/// Answers from what the picker says now.
+pub(crate) struct Checks<P> {
+    picker: Arc<P>,
+    draining: watch::Receiver<bool>,
+}
+
+/// What a watching client knows.
+struct Watch<P> {
+    checks: Checks<P>,
+    name: &'static str,
+    told: Option<ServingStatus>,
+    last: bool,
+}
+
+impl<P: PickPods> Checks<P> {
+    fn status(&self, name: &str) -> ServingStatus {
+        let serves = name == LIVENESS || (self.picker.ready() && !*self.draining.borrow());
+        if serves {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        }
+    }
+}
+
+impl<P: PickPods> Watch<P> {
+    async fn next(mut self) -> Option<(Result<HealthCheckResponse, Status>, Self)> {
+        loop {
+            if self.last {
+                return None;
+            }
+            self.last = *self.checks.draining.borrow_and_update();
+            let now = self.checks.status(self.name);
+            if self.told != Some(now) {
+                self.told = Some(now);
+                return Some((Ok(response(now)), self));
+            }
+            if self.last {
+                return None;
+            }
+            tokio::select! {
+                changed = self.checks.draining.changed() => self.last = changed.is_err(),
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl<P: PickPods> Health for Checks<P> {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let name = known(&request.get_ref().service)?;
+        Ok(Response::new(response(self.status(name))))
+    }
+
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let watch = Watch {
+            checks: Checks {
+                picker: Arc::clone(&self.picker),
+                draining: self.draining.clone(),
+            },
+            name: known(&request.get_ref().service)?,
+            told: None,
+            last: false,
+        };
+        Ok(Response::new(Box::pin(stream::unfold(watch, Watch::next))))
+    }
+}
+
+fn known(name: &str) -> Result<&'static str, Status> {
+    READINESS
+        .into_iter()
+        .chain([LIVENESS])
+        .find(|known| *known == name)
+        .ok_or_else(|| Status::not_found("health: expected a name that is served here"))
+}
+
+fn response(status: ServingStatus) -> HealthCheckResponse {
+    HealthCheckResponse {
+        status: status.into(),
+    }
+}

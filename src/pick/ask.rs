@@ -1,0 +1,160 @@
+//! From a body to what the kernel is asked.
+//!
+//! Lives here: [`Understood`], and how headers and body become an [`Ask`].
+//! Never here: waiting, choices.
+//! Invariant: nothing that leaves here holds prompt text; what the client names is kept only where
+//! it is bounded or configured.
+
+use crate::decide::policy::SessionAffinity;
+use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted};
+use crate::names::{Endpoint, ModelName, PodId, SessionId};
+use crate::pick::{Chains, Head, Refusal};
+use crate::prompt::{self, Api, Encoder};
+use crate::route::names::{DECODE_PIN, PREFILL_PIN};
+use crate::telemetry::record::Times;
+use crate::units::{BlockSize, Tokens};
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Request header that names the policy class a rule may match.
+const POLICY_CLASS: &str = "x-sidestep-policy-class";
+/// Request header that gives the priority a rule may match; beats the body's.
+const PRIORITY: &str = "x-sidestep-priority";
+/// Longest policy class looked at.
+const LONGEST_CLASS: usize = 128;
+
+/// A request whose body has been read.
+#[derive(Debug)]
+pub(super) struct Understood {
+    pub(super) kind: AskKind,
+    /// The model as the client named it.
+    pub(super) model: Option<ModelName>,
+    /// Names under which pods may serve it.
+    pub(super) names: SmallVec<[ModelName; 2]>,
+    /// The model for labels: only when it is a configured one.
+    pub(super) label: Option<Arc<str>>,
+    pub(super) operation: Option<&'static str>,
+    pub(super) stream: bool,
+    pub(super) tokens: Tokens,
+    pub(super) counted: Counted,
+    pub(super) chains: Chains,
+    pub(super) trouble: Option<&'static str>,
+    pub(super) session: Option<SessionId>,
+    pub(super) priority: Option<i32>,
+    pub(super) times: Times,
+}
+
+impl Understood {
+    /// A request without a prompt: anything but a generation.
+    pub(super) fn pass_through() -> Understood {
+        Understood {
+            kind: AskKind::PassThrough,
+            model: None,
+            names: SmallVec::new(),
+            label: None,
+            operation: None,
+            stream: false,
+            tokens: Tokens::ZERO,
+            counted: Counted::NoPrompt,
+            chains: Chains::new(),
+            trouble: None,
+            session: None,
+            priority: None,
+            times: Times::default(),
+        }
+    }
+
+    /// What the kernel is asked. Affinity is filled in under the ledger's lock.
+    pub(super) fn ask(&self, head: &Head, draw: u64) -> Ask {
+        let pin = |name| {
+            head.headers
+                .get(name)
+                .and_then(|value| value.trim().parse().ok())
+                .map(Endpoint)
+        };
+        Ask {
+            kind: self.kind,
+            model: self.model.clone(),
+            policy_class: head
+                .headers
+                .get(POLICY_CLASS)
+                .filter(|class| class.len() <= LONGEST_CLASS)
+                .map(Arc::from),
+            priority: head
+                .headers
+                .get(PRIORITY)
+                .and_then(|value| value.trim().parse().ok())
+                .or(self.priority)
+                .unwrap_or(0),
+            prompt_tokens: self.tokens,
+            counted: self.counted,
+            subset: head.subset.clone(),
+            decode_pin: pin(DECODE_PIN),
+            prefill_pin: pin(PREFILL_PIN),
+            affinity: Affinity::None,
+            draw,
+        }
+    }
+}
+
+/// Reads a body and turns its prompt into tokens and block keys. Takes CPU time, waits for nothing.
+pub(super) fn understand(
+    encoder: &Encoder,
+    api: Api,
+    body: &[u8],
+    sizes: &[BlockSize],
+) -> Result<Understood, Refusal> {
+    let began = Instant::now();
+    let request = prompt::parse(api, body).map_err(|error| {
+        Refusal::new(400, "invalid_body", error.to_string()).with_param(error.param())
+    })?;
+    let parsed = Instant::now();
+    let resolved = encoder.profiles().resolve(&request.model);
+    let prompt = encoder.encode(&request, sizes);
+    let mut names = SmallVec::new();
+    names.push(request.model.clone());
+    let label = resolved.as_ref().map(|_| Arc::clone(&request.model.0));
+    // An alias is a name that only clients know; the pods know the model's own. An adapter's name
+    // stands for itself: a pod may serve the model without it.
+    if let Some(resolved) = resolved
+        && resolved.adapter.is_none()
+        && !names.contains(resolved.profile.name())
+    {
+        names.push(resolved.profile.name().clone());
+    }
+    Ok(Understood {
+        kind: AskKind::Generate,
+        names,
+        label,
+        operation: Some(match api {
+            Api::ChatCompletions => "chat",
+            Api::Completions => "text_completion",
+        }),
+        stream: request.stream,
+        tokens: prompt.tokens,
+        counted: match prompt.counted {
+            prompt::Counted::Exact => Counted::Exact,
+            prompt::Counted::EstimatedFromBytes => Counted::EstimatedFromBytes,
+        },
+        chains: prompt.chains,
+        trouble: prompt.trouble.map(|trouble| trouble.as_str()),
+        session: request.session.clone(),
+        priority: request.priority,
+        times: Times {
+            parse: parsed - began,
+            encode: parsed.elapsed(),
+            ..Times::default()
+        },
+        model: Some(request.model),
+    })
+}
+
+/// What session affinity asks of the kernel.
+pub(super) fn affinity(mode: &SessionAffinity, before: Option<PodId>) -> Affinity {
+    match (mode, before) {
+        (SessionAffinity::Off, _) | (_, None) => Affinity::None,
+        (SessionAffinity::Soft(_), Some(pod)) => Affinity::Soft(pod),
+        (SessionAffinity::Hard(_), Some(pod)) => Affinity::Hard(pod),
+    }
+}

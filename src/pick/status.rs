@@ -1,0 +1,137 @@
+//! What the picker says of itself: readiness, pods, the policy in force.
+//!
+//! Lives here: readable copies of state, for the admin port and health.
+//! Never here: anything a decision reads.
+//! Invariant: every answer is a copy; no lock is held while it is written out.
+
+use crate::decide::snapshot::{Availability, EngineReport, Role};
+use crate::pick::Picker;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// One pod, readable.
+#[derive(Clone, Debug, Serialize)]
+pub struct PodStatus {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where it listens.
+    pub endpoint: String,
+    /// What it may be used for.
+    pub role: Role,
+    /// Whether it can take requests.
+    pub availability: &'static str,
+    /// State of its KV events.
+    pub kv_source: &'static str,
+    /// Blocks that the index knows on it.
+    pub kv_blocks: u64,
+    /// Seconds since its last KV event, if there was one.
+    pub kv_last_event_age_s: Option<f64>,
+    /// Requests promised to it.
+    pub requests: u32,
+    /// Prefill tokens promised to it.
+    pub prefill_tokens: u64,
+    /// Blocks promised to it.
+    pub decode_blocks: u32,
+    /// Requests it says are waiting.
+    pub waiting: Option<u32>,
+    /// Requests it says are running.
+    pub running: Option<u32>,
+    /// Share of its KV cache that it says is in use.
+    pub kv_usage: Option<f64>,
+}
+
+/// The policy in force, readable.
+#[derive(Clone, Debug, Serialize)]
+pub struct PolicySummary {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its version.
+    pub generation: u64,
+    /// How engines are told.
+    pub dialect: &'static str,
+    /// The rules, in order, as the program understood them.
+    pub rules: Vec<String>,
+}
+
+impl Picker {
+    /// Whether a decode pod is ready.
+    #[must_use]
+    pub fn ready(&self) -> bool {
+        self.observer
+            .roster
+            .view()
+            .pods
+            .iter()
+            .any(|pod| pod.spec.role.decodes() && pod.availability() == Availability::Ready)
+    }
+
+    /// All pods.
+    #[must_use]
+    pub fn pods(&self) -> Vec<PodStatus> {
+        let now = Instant::now();
+        let observation = self.observer.look(&[], &[], now);
+        observation
+            .snapshot
+            .candidates
+            .iter()
+            .map(|candidate| {
+                let load = self.ledger.load(candidate.pod);
+                let (waiting, running, kv_usage) = match candidate.engine {
+                    EngineReport::None => (None, None, None),
+                    EngineReport::Fresh {
+                        waiting,
+                        running,
+                        kv_usage,
+                    } => (Some(waiting), Some(running), Some(kv_usage.get())),
+                };
+                PodStatus {
+                    name: observation.name(candidate.pod),
+                    endpoint: candidate.endpoint.to_string(),
+                    role: candidate.role,
+                    availability: availability(candidate.availability),
+                    kv_source: candidate.kv_source.as_str(),
+                    kv_blocks: self.observer.index.blocks(candidate.pod),
+                    kv_last_event_age_s: self
+                        .observer
+                        .sources
+                        .feed(candidate.pod)
+                        .and_then(|feed| feed.stats().last_event_age)
+                        .map(|age| age.as_secs_f64()),
+                    requests: load.requests,
+                    prefill_tokens: load.prefill_tokens.0,
+                    decode_blocks: load.decode_blocks.0,
+                    waiting,
+                    running,
+                    kv_usage,
+                }
+            })
+            .collect()
+    }
+
+    /// The policy in force.
+    #[must_use]
+    pub fn policy_summary(&self) -> PolicySummary {
+        let in_force = self.in_force();
+        PolicySummary {
+            name: Arc::clone(&in_force.policy.name),
+            generation: in_force.policy.generation,
+            dialect: in_force.dialect.as_str(),
+            rules: in_force
+                .policy
+                .rules
+                .iter()
+                .map(|rule| format!("{rule:?}"))
+                .collect(),
+        }
+    }
+}
+
+fn availability(availability: Availability) -> &'static str {
+    match availability {
+        Availability::Ready => "ready",
+        Availability::NotReady => "not_ready",
+        Availability::Draining => "draining",
+        Availability::Unreachable => "unreachable",
+    }
+}

@@ -1,0 +1,69 @@
+//! Names of span attributes and events: the schema of our traces.
+//!
+//! Lives here: constants, and the table that documents them.
+//! Never here: values.
+//! Invariant: every attribute that a span carries is in [`TABLE`]; a test pins both.
+
+macro_rules! fields {
+    ($($(#[$doc:meta])* $name:ident = $key:literal : $meaning:literal;)+) => {
+        $(#[doc = $meaning] pub const $name: &str = $key;)+
+
+        /// Every attribute: key and meaning, in the order of the documentation.
+        pub const TABLE: &[(&str, &str)] = &[$(($key, $meaning),)+];
+    };
+}
+
+fields! {
+    OPERATION = "gen_ai.operation.name": "`chat` or `text_completion`";
+    MODEL = "gen_ai.request.model": "model as the client named it, when it is a configured one";
+    STREAM = "gen_ai.request.stream": "whether the client asked for a stream";
+    INPUT_TOKENS = "gen_ai.usage.input_tokens": "prompt tokens as the engine reported them";
+    OUTPUT_TOKENS = "gen_ai.usage.output_tokens": "generated tokens as the engine reported them";
+    CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens": "cached prompt tokens as the engine reported them";
+    SERVER_ADDRESS = "server.address": "address of the pod that decodes";
+    SERVER_PORT = "server.port": "port of the pod that decodes";
+    STATUS = "http.response.status_code": "status of the answer";
+    ERROR = "error.type": "word for the refusal or failure";
+    DECISION_ID = "sidestep.decision.id": "id of the decision, also in `x-sidestep-decision`";
+    ROUTE = "sidestep.route": "`local` or `remote`";
+    BECAUSE = "sidestep.because": "why, in one word";
+    BYPASS = "sidestep.bypass": "whether remote prefill was skipped by policy";
+    POLICY = "sidestep.policy.name": "policy in force";
+    GENERATION = "sidestep.policy.generation": "version of the policy in force";
+    RULE = "sidestep.policy.rule": "index of the rule that applied";
+    DECODE_POD = "sidestep.decode.pod": "name of the pod that decodes";
+    DECODE_ENDPOINT = "sidestep.decode.endpoint": "endpoint of the pod that decodes";
+    PREFILL_POD = "sidestep.prefill.pod": "name of the pod that prefills for it";
+    PREFILL_ENDPOINT = "sidestep.prefill.endpoint": "endpoint of the pod that prefills for it";
+    PROMPT_TOKENS = "sidestep.prompt_tokens": "length of the prompt, in tokens";
+    COUNTED = "sidestep.prompt_tokens.counted": "`exact`, `estimated_from_bytes` or `no_prompt`";
+    CACHED_TOKENS = "sidestep.cached_tokens": "prompt tokens that the best local pod holds";
+    NET_NEW_TOKENS = "sidestep.net_new_tokens": "prompt tokens that it does not hold";
+    LOCAL_POD = "sidestep.local.pod": "endpoint of the best pod to prefill and decode";
+    LOCAL_COST = "sidestep.local.cost": "its cost, in blocks";
+    LOCAL_DEVICE = "sidestep.local.cached_blocks.device": "leading blocks it holds on the device";
+    LOCAL_HOST = "sidestep.local.cached_blocks.host": "leading blocks it holds beyond those, in host memory";
+    LOCAL_DISK = "sidestep.local.cached_blocks.disk": "leading blocks it holds beyond those, on disk";
+    LOCAL_KV_SOURCE = "sidestep.local.kv_source": "state of its KV events";
+    LOCAL_PREFILL_TOKENS = "sidestep.local.load.prefill_tokens": "prefill tokens promised to it";
+    LOCAL_DECODE_BLOCKS = "sidestep.local.load.decode_blocks": "KV blocks promised to it";
+    REMOTE_PREFILL = "sidestep.remote.prefill": "endpoint of the best pod to prefill remotely";
+    REMOTE_PREFILL_COST = "sidestep.remote.prefill.cost": "its cost, in blocks";
+    REMOTE_PREFILL_CACHED = "sidestep.remote.prefill.cached_tokens": "prompt tokens it holds";
+    REMOTE_PREFILL_TOKENS = "sidestep.remote.prefill.load.prefill_tokens": "prefill tokens promised to it";
+    REMOTE_DECODE = "sidestep.remote.decode": "endpoint of the best pod to decode after a remote prefill";
+    REMOTE_DECODE_COST = "sidestep.remote.decode.cost": "its cost, in blocks";
+    REMOTE_DECODE_BLOCKS = "sidestep.remote.decode.load.decode_blocks": "KV blocks promised to it";
+    CHECKS = "sidestep.checks": "each comparison with its numbers, in order";
+    CANDIDATES = "sidestep.candidates": "how many pods were looked at";
+    SESSION = "sidestep.session": "`none`, `new`, `kept` (the pod of the last turn) or `moved`";
+    ENCODE_TROUBLE = "sidestep.encode.trouble": "why the prompt could not be tokenised exactly";
+    TIME_PARSE = "sidestep.time.parse_us": "time to read the body, in microseconds";
+    TIME_ENCODE = "sidestep.time.encode_us": "time to render and tokenise the prompt, in microseconds";
+    TIME_DECIDE = "sidestep.time.decide_us": "time to observe, decide and book, in microseconds";
+    TTFT_MS = "sidestep.ttft_ms": "time from the request's headers to the first response bytes, in milliseconds";
+    END = "sidestep.end": "`completed`, `aborted`, or `refused`";
+}
+
+/// Event: the first response bytes came.
+pub const EVENT_FIRST_BYTES: &str = "first_bytes";

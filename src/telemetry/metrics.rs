@@ -1,0 +1,276 @@
+//! Counters and histograms of the process, in OpenMetrics text.
+//!
+//! Lives here: every metric that is counted as it happens. Metrics that describe state (pods, feeds,
+//! index) are read at scrape time through collectors that `app` registers.
+//! Never here: unbounded labels. A model is a label only when it is a configured one.
+//! Invariant: the number of series is bounded by the configuration and the reason words.
+
+use crate::telemetry::record::Usage;
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Label value for models that are not configured.
+pub const OTHER_MODEL: &str = "other";
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DecisionLabels {
+    model: Arc<str>,
+    route: &'static str,
+    because: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusalLabels {
+    code: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StageLabel {
+    stage: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RouteLabel {
+    route: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EndLabel {
+    end: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+/// The metrics of the process. Clones share their values.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    decisions: Family<DecisionLabels, Counter>,
+    refusals: Family<RefusalLabels, Counter>,
+    in_flight: Gauge,
+    stages: Family<StageLabel, Histogram, fn() -> Histogram>,
+    ttft: Family<RouteLabel, Histogram, fn() -> Histogram>,
+    ends: Family<EndLabel, Counter>,
+    cached_predicted: Counter,
+    cached_reported: Counter,
+    usage_unreadable: Counter,
+    encode_trouble: Family<KindLabel, Counter>,
+    served_elsewhere: Counter,
+    reload_failures: Counter,
+    generation: Gauge,
+}
+
+fn stage_histogram() -> Histogram {
+    Histogram::new([
+        5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 5e-2, 0.25, 1.0,
+    ])
+}
+
+fn ttft_histogram() -> Histogram {
+    Histogram::new([
+        0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    ])
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics::new()
+    }
+}
+
+impl Metrics {
+    /// All metrics at zero.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let metrics = Metrics {
+            registry: Arc::new(Mutex::new(Registry::with_prefix("sidestep"))),
+            decisions: Family::default(),
+            refusals: Family::default(),
+            in_flight: Gauge::default(),
+            stages: Family::new_with_constructor(stage_histogram as fn() -> Histogram),
+            ttft: Family::new_with_constructor(ttft_histogram as fn() -> Histogram),
+            ends: Family::default(),
+            cached_predicted: Counter::default(),
+            cached_reported: Counter::default(),
+            usage_unreadable: Counter::default(),
+            encode_trouble: Family::default(),
+            served_elsewhere: Counter::default(),
+            reload_failures: Counter::default(),
+            generation: Gauge::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&self) {
+        let mut registry = self.registry.lock();
+        let r = &mut *registry;
+        r.register(
+            "decisions",
+            "Decisions by model, route and reason",
+            self.decisions.clone(),
+        );
+        r.register(
+            "refusals",
+            "Requests answered without a pod, by cause",
+            self.refusals.clone(),
+        );
+        r.register(
+            "requests_in_flight",
+            "Requests with a booking",
+            self.in_flight.clone(),
+        );
+        r.register(
+            "stage_seconds",
+            "Time per stage of a decision",
+            self.stages.clone(),
+        );
+        r.register(
+            "time_to_first_bytes_seconds",
+            "Time from request headers to first response bytes, by route",
+            self.ttft.clone(),
+        );
+        r.register(
+            "requests_ended",
+            "Requests by how they ended",
+            self.ends.clone(),
+        );
+        r.register(
+            "cached_tokens_predicted",
+            "Cached prompt tokens the index predicted for local requests whose engine reported usage",
+            self.cached_predicted.clone(),
+        );
+        r.register(
+            "cached_tokens_reported",
+            "Cached prompt tokens that engines reported for the same requests",
+            self.cached_reported.clone(),
+        );
+        r.register(
+            "usage_unreadable",
+            "Answers whose usage was present but not readable",
+            self.usage_unreadable.clone(),
+        );
+        r.register(
+            "encode_trouble",
+            "Prompts that could not be tokenised exactly, by cause",
+            self.encode_trouble.clone(),
+        );
+        r.register(
+            "served_elsewhere",
+            "Answers that came from another pod than the one picked",
+            self.served_elsewhere.clone(),
+        );
+        r.register(
+            "config_reload_failures",
+            "Reloads of a file that were refused because of faults",
+            self.reload_failures.clone(),
+        );
+        r.register(
+            "config_generation",
+            "Version of the policy in force",
+            self.generation.clone(),
+        );
+    }
+
+    /// Adds metrics that are read at scrape time.
+    pub fn register_collector(&self, collector: Box<dyn Collector>) {
+        self.registry.lock().register_collector(collector);
+    }
+
+    /// All metrics in OpenMetrics text.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail; a collector that fails leaves the text cut, which the
+        // missing `# EOF` shows to the scraper.
+        if prometheus_client::encoding::text::encode(&mut text, &self.registry.lock()).is_err() {
+            tracing::warn!("a metrics collector failed; the metrics text is incomplete");
+        }
+        text
+    }
+
+    /// Counts a decision.
+    pub fn decided(&self, model: &Arc<str>, route: &'static str, because: &'static str) {
+        self.decisions
+            .get_or_create(&DecisionLabels {
+                model: model.clone(),
+                route,
+                because,
+            })
+            .inc();
+        self.in_flight.inc();
+    }
+
+    /// Counts a refusal.
+    pub fn refused(&self, code: &'static str, status: u16) {
+        self.refusals
+            .get_or_create(&RefusalLabels { code, status })
+            .inc();
+    }
+
+    /// Notes how long a stage took.
+    pub fn stage(&self, stage: &'static str, took: Duration) {
+        self.stages
+            .get_or_create(&StageLabel { stage })
+            .observe(took.as_secs_f64());
+    }
+
+    /// Notes the time to the first response bytes.
+    pub fn first_bytes(&self, route: &'static str, took: Duration) {
+        self.ttft
+            .get_or_create(&RouteLabel { route })
+            .observe(took.as_secs_f64());
+    }
+
+    /// Counts the end of a request that had a decision.
+    pub fn ended(&self, end: &'static str) {
+        self.ends.get_or_create(&EndLabel { end }).inc();
+        self.in_flight.dec();
+    }
+
+    /// Sets the prediction beside what the engine said, for a local request.
+    pub fn cached(&self, predicted: u64, usage: &Usage) {
+        if let Some(reported) = usage.cached_tokens {
+            self.cached_predicted.inc_by(predicted);
+            self.cached_reported.inc_by(reported);
+        }
+    }
+
+    /// Counts an answer whose usage could not be read.
+    pub fn usage_unreadable(&self) {
+        self.usage_unreadable.inc();
+    }
+
+    /// Counts a prompt that could not be tokenised exactly.
+    pub fn encode_trouble(&self, kind: &'static str) {
+        self.encode_trouble.get_or_create(&KindLabel { kind }).inc();
+    }
+
+    /// Counts an answer from another pod than the one picked.
+    pub fn served_elsewhere(&self) {
+        self.served_elsewhere.inc();
+    }
+
+    /// Counts a refused reload.
+    pub fn reload_failed(&self) {
+        self.reload_failures.inc();
+    }
+
+    /// Sets the version of the policy in force.
+    pub fn generation(&self, generation: u64) {
+        self.generation
+            .set(i64::try_from(generation).unwrap_or(i64::MAX));
+    }
+}

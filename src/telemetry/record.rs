@@ -1,0 +1,316 @@
+//! One decision as a readable record: what the journal keeps and the admin page shows.
+//!
+//! Lives here: [`Facts`], [`Record`], [`Usage`], [`check_line`].
+//! Never here: OpenTelemetry, prompt text, session names.
+//! Invariant: a record is complete when the decision is made; only its outcome is filled in later.
+
+use crate::decide::reason::{Check, Checked};
+use crate::decide::{Cost, Decision, Pick};
+use parking_lot::Mutex;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What a decision's span and record say besides the decision itself.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// Id of the decision.
+    pub decision_id: String,
+    /// Policy in force.
+    pub policy: Arc<str>,
+    /// Its version.
+    pub generation: u64,
+    /// `chat` or `text_completion`; nothing for other requests.
+    pub operation: Option<&'static str>,
+    /// The model, when it is a configured one.
+    pub model: Option<Arc<str>>,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
+    /// How the prompt was counted.
+    pub counted: &'static str,
+    /// Why the prompt could not be tokenised exactly, if it could not.
+    pub encode_trouble: Option<&'static str>,
+    /// What session affinity did.
+    pub session: SessionOutcome,
+    /// Name of the pod that decodes.
+    pub decode_pod: Arc<str>,
+    /// Name of the pod that prefills for it.
+    pub prefill_pod: Option<Arc<str>>,
+    /// How many pods were looked at.
+    pub candidates: usize,
+    /// Time spent per stage.
+    pub times: Times,
+    /// Trace id, if the request is traced.
+    pub trace_id: Option<String>,
+}
+
+/// What session affinity did for a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionOutcome {
+    /// The request names no session, or affinity is off.
+    None,
+    /// First request of its session.
+    New,
+    /// On the pod of the last turn.
+    Kept,
+    /// On another pod than the last turn.
+    Moved,
+}
+
+impl SessionOutcome {
+    /// The word used in spans and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SessionOutcome::None => "none",
+            SessionOutcome::New => "new",
+            SessionOutcome::Kept => "kept",
+            SessionOutcome::Moved => "moved",
+        }
+    }
+}
+
+/// Time spent per stage of a decision.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Reading the body.
+    pub parse: Duration,
+    /// Rendering and tokenising the prompt.
+    pub encode: Duration,
+    /// Observing, deciding and booking.
+    pub decide: Duration,
+}
+
+/// What an engine says it used; absent numbers were not said, or not numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt_tokens: Option<u64>,
+    /// Generated tokens.
+    pub completion_tokens: Option<u64>,
+    /// Prompt tokens taken from cache.
+    pub cached_tokens: Option<u64>,
+}
+
+/// One comparison as an operator reads it, e.g. `net_new 412 < 2048: yes`.
+#[must_use]
+pub fn check_line(check: &Check) -> String {
+    let (operator, holds) = match check.what {
+        Checked::NetNewTokens | Checked::NetNewShare | Checked::PromptTokens => {
+            ("<", check.value < check.threshold)
+        }
+        Checked::PrefillBusy => (">", check.threshold < check.value),
+        Checked::DecodeBusy => ("<=", check.value <= check.threshold),
+    };
+    let number = |value: f64| match check.what {
+        Checked::NetNewTokens | Checked::PromptTokens => format!("{value:.0}"),
+        _ => format!("{value:.3}"),
+    };
+    format!(
+        "{} {} {operator} {}: {}",
+        check.what,
+        number(check.value),
+        number(check.threshold),
+        if holds { "yes" } else { "no" }
+    )
+}
+
+/// One selection, readable.
+#[derive(Clone, Debug, Serialize)]
+pub struct PickRecord {
+    endpoint: String,
+    cached_tokens: u64,
+    net_new_tokens: u64,
+    kv_source: &'static str,
+    requests: u32,
+    prefill_tokens: u64,
+    decode_blocks: u32,
+    cost: CostRecord,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct CostRecord {
+    prefill: f64,
+    credit: f64,
+    decode: f64,
+    requests: f64,
+    total: f64,
+}
+
+impl From<&Cost> for CostRecord {
+    fn from(cost: &Cost) -> Self {
+        CostRecord {
+            prefill: cost.prefill,
+            credit: cost.credit,
+            decode: cost.decode,
+            requests: cost.requests,
+            total: cost.total,
+        }
+    }
+}
+
+impl From<&Pick> for PickRecord {
+    fn from(pick: &Pick) -> Self {
+        PickRecord {
+            endpoint: pick.candidate.endpoint.to_string(),
+            cached_tokens: pick.cached_tokens.0,
+            net_new_tokens: pick.net_new_tokens.0,
+            kv_source: pick.candidate.kv_source.as_str(),
+            requests: pick.candidate.load.requests,
+            prefill_tokens: pick.candidate.load.prefill_tokens.0,
+            decode_blocks: pick.candidate.load.decode_blocks.0,
+            cost: (&pick.cost).into(),
+        }
+    }
+}
+
+/// The three selections, readable.
+#[derive(Clone, Debug, Serialize)]
+struct ConsideredRecord {
+    local: Option<PickRecord>,
+    prefill: Option<PickRecord>,
+    decode: Option<PickRecord>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct CheckRecord {
+    what: &'static str,
+    value: f64,
+    threshold: f64,
+    allows_bypass: bool,
+    line: String,
+}
+
+/// How a request went on after its decision.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Outcome {
+    /// Status of the answer.
+    pub status: Option<u16>,
+    /// Time from the request's headers to the first response bytes, in milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// `completed` or `aborted`, once over.
+    pub end: Option<&'static str>,
+    /// What the engine said it used.
+    pub usage: Usage,
+}
+
+/// One decision, readable. Serialises to one JSON object.
+#[derive(Debug, Serialize)]
+pub struct Record {
+    /// Id of the decision.
+    pub id: String,
+    /// Counts decisions of this process from 1.
+    pub sequence: u64,
+    /// Milliseconds since 1970.
+    time_ms: u64,
+    route: &'static str,
+    because: &'static str,
+    bypass: bool,
+    /// Endpoint that decodes.
+    decode: String,
+    decode_pod: Arc<str>,
+    /// Endpoint that prefills for it.
+    prefill: Option<String>,
+    prefill_pod: Option<Arc<str>>,
+    model: Option<Arc<str>>,
+    operation: Option<&'static str>,
+    prompt_tokens: u64,
+    counted: &'static str,
+    cached_tokens: u64,
+    net_new_tokens: u64,
+    policy: Arc<str>,
+    generation: u64,
+    rule: usize,
+    checks: Vec<CheckRecord>,
+    considered: ConsideredRecord,
+    candidates: usize,
+    session: SessionOutcome,
+    encode_trouble: Option<&'static str>,
+    parse_us: u64,
+    encode_us: u64,
+    decide_us: u64,
+    trace_id: Option<String>,
+    #[serde(flatten, serialize_with = "outcome")]
+    outcome: Mutex<Outcome>,
+}
+
+fn outcome<S: serde::Serializer>(value: &Mutex<Outcome>, serializer: S) -> Result<S::Ok, S::Error> {
+    let copy = *value.lock();
+    copy.serialize(serializer)
+}
+
+impl Record {
+    /// Writes down `decision`.
+    #[must_use]
+    pub fn new(sequence: u64, decision: &Decision, facts: &Facts) -> Record {
+        // The numbers that the bypass rule saw: those of the best local pod. Without one (no decode
+        // pod can prefill), those of the pod that decodes.
+        let judged = decision
+            .considered
+            .local
+            .as_ref()
+            .unwrap_or_else(|| decision.route.decode());
+        Record {
+            id: facts.decision_id.clone(),
+            sequence,
+            time_ms: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_millis() as u64),
+            route: decision.route.as_str(),
+            because: decision.because.as_str(),
+            bypass: decision.because.is_bypass(),
+            decode: decision.route.decode().candidate.endpoint.to_string(),
+            decode_pod: facts.decode_pod.clone(),
+            prefill: decision
+                .route
+                .prefill()
+                .map(|pick| pick.candidate.endpoint.to_string()),
+            prefill_pod: facts.prefill_pod.clone(),
+            model: facts.model.clone(),
+            operation: facts.operation,
+            prompt_tokens: decision.prompt_tokens.0,
+            counted: facts.counted,
+            cached_tokens: judged.cached_tokens.0,
+            net_new_tokens: judged.net_new_tokens.0,
+            policy: facts.policy.clone(),
+            generation: facts.generation,
+            rule: decision.rule,
+            checks: decision.checks.iter().map(check_record).collect(),
+            considered: ConsideredRecord {
+                local: decision.considered.local.as_ref().map(Into::into),
+                prefill: decision.considered.prefill.as_ref().map(Into::into),
+                decode: decision.considered.decode.as_ref().map(Into::into),
+            },
+            candidates: facts.candidates,
+            session: facts.session,
+            encode_trouble: facts.encode_trouble,
+            parse_us: facts.times.parse.as_micros() as u64,
+            encode_us: facts.times.encode.as_micros() as u64,
+            decide_us: facts.times.decide.as_micros() as u64,
+            trace_id: facts.trace_id.clone(),
+            outcome: Mutex::new(Outcome::default()),
+        }
+    }
+
+    /// Changes the outcome.
+    pub fn update(&self, change: impl FnOnce(&mut Outcome)) {
+        change(&mut self.outcome.lock());
+    }
+
+    /// The outcome so far.
+    #[must_use]
+    pub fn outcome(&self) -> Outcome {
+        *self.outcome.lock()
+    }
+}
+
+fn check_record(check: &Check) -> CheckRecord {
+    CheckRecord {
+        what: check.what.as_str(),
+        value: check.value,
+        threshold: check.threshold,
+        allows_bypass: check.allows_bypass,
+        line: check_line(check),
+    }
+}

@@ -1,0 +1,150 @@
+//! One request is one trace: Envoy's span, the picker's below it, and what the pod is told.
+
+use crate::collector::{Collector, Span};
+use crate::recorder::{Answer, Recorder, Seen};
+use crate::stack::{Setup, Stack, eventually, recorded};
+use http::{Request, StatusCode, header};
+use serde_json::json;
+use sidestep::cli::demo::gateway::Tracing;
+use sidestep::cli::demo::picker::MODEL;
+
+struct Traced {
+    stack: Stack,
+    pod: Recorder,
+    collector: Collector,
+}
+
+impl Traced {
+    async fn start() -> Traced {
+        let collector = Collector::start().await;
+        let pod = Recorder::start(Answer::Json).await;
+        let address = collector.address;
+        let mut setup = Setup::new(vec![recorded("decode", "decode", &pod)]);
+        setup.otlp = Some(address);
+        let setup = setup.gateway(move |config| config.tracing = Tracing::Otlp(address));
+        Traced {
+            stack: Stack::start(setup).await,
+            pod,
+            collector,
+        }
+    }
+
+    async fn ask(&mut self, traceparent: Option<&str>) -> Seen {
+        let mut request = Request::post(self.stack.url("/v1/chat/completions"));
+        request = request.header(header::CONTENT_TYPE, "application/json");
+        if let Some(parent) = traceparent {
+            request = request.header("traceparent", parent);
+        }
+        let body =
+            json!({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}).to_string();
+        let (status, _) = self.stack.ask(request, body).await;
+        assert_eq!(status, StatusCode::OK);
+        self.pod.next().await
+    }
+
+    /// The picker's only span of a trace.
+    async fn picker_span(&self, trace: &str) -> Span {
+        let of_trace = || {
+            self.collector
+                .of("sidestep")
+                .into_iter()
+                .filter(|span| span.trace == trace)
+        };
+        eventually("the picker's span is exported", async || of_trace().next()).await;
+        let spans: Vec<Span> = of_trace().collect();
+        assert_eq!(spans.len(), 1, "{spans:?}");
+        spans.into_iter().next().unwrap()
+    }
+
+    /// Envoy's spans of a trace, its server span among them.
+    async fn envoy_spans(&self, trace: &str, least: usize) -> Vec<Span> {
+        eventually("Envoy's spans are exported", async || {
+            let spans = self.collector.of("gateway").into_iter();
+            let spans: Vec<Span> = spans.filter(|span| span.trace == trace).collect();
+            (least <= spans.len()).then_some(spans)
+        })
+        .await
+    }
+}
+
+/// Trace id, parent id and flags of a `traceparent`.
+fn parts(traceparent: &str) -> (String, String, String) {
+    let parts: Vec<&str> = traceparent.split('-').collect();
+    assert_eq!(parts.len(), 4, "{traceparent}");
+    (parts[1].into(), parts[2].into(), parts[3].into())
+}
+
+#[tokio::test]
+async fn without_a_client_trace_all_spans_share_the_trace_that_envoy_began() {
+    let mut traced = Traced::start().await;
+    let seen = traced.ask(None).await;
+    let (trace, _, flags) = parts(&seen.only("traceparent"));
+    assert_eq!(flags, "01");
+    let span = traced.picker_span(&trace).await;
+    let envoy = traced.envoy_spans(&trace, 2).await;
+    assert!(
+        envoy.iter().any(|parent| parent.id == span.parent),
+        "{span:?} is below none of {envoy:?}"
+    );
+    assert!(
+        envoy.iter().any(|span| span.parent.is_empty()),
+        "one of them is the root"
+    );
+    let decision = traced.stack.last_decision().await;
+    assert_eq!(decision["trace_id"], trace.as_str());
+    // The span says what the journal says.
+    assert_eq!(span.name, "pick");
+    for (attribute, field) in [
+        ("sidestep.decision.id", "id"),
+        ("sidestep.because", "because"),
+        ("sidestep.decode.endpoint", "decode"),
+    ] {
+        let said = span.attributes.get(attribute).map(String::as_str);
+        assert_eq!(said, decision[field].as_str(), "{attribute}: {span:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_clients_trace_goes_on_through_envoy_picker_and_pod() {
+    let mut traced = Traced::start().await;
+    let client = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let seen = traced
+        .ask(Some(&format!("00-{client}-00f067aa0ba902b7-01")))
+        .await;
+    let (trace, parent, flags) = parts(&seen.only("traceparent"));
+    assert_eq!((trace.as_str(), flags.as_str()), (client, "01"));
+    assert_ne!(
+        parent, "00f067aa0ba902b7",
+        "the pod's parent is the gateway, not the client"
+    );
+    let span = traced.picker_span(client).await;
+    assert_ne!(
+        span.parent, "00f067aa0ba902b7",
+        "the picker is below the gateway's span"
+    );
+    let envoy = traced.envoy_spans(client, 2).await;
+    assert!(envoy.iter().any(|parent| parent.id == span.parent));
+    assert!(envoy.iter().any(|span| span.parent == "00f067aa0ba902b7"));
+}
+
+#[tokio::test]
+async fn a_trace_that_is_not_sampled_is_not_exported() {
+    let mut traced = Traced::start().await;
+    let client = "11111111111111111111111111111111";
+    let seen = traced
+        .ask(Some(&format!("00-{client}-2222222222222222-00")))
+        .await;
+    let (trace, _, flags) = parts(&seen.only("traceparent"));
+    assert_eq!((trace.as_str(), flags.as_str()), (client, "00"));
+    // The exporter sends spans in order: once a later one is there, an earlier one would be.
+    let later = traced.ask(None).await;
+    let (trace, _, _) = parts(&later.only("traceparent"));
+    traced.picker_span(&trace).await;
+    assert!(
+        !traced
+            .collector
+            .of("sidestep")
+            .iter()
+            .any(|span| span.trace == client)
+    );
+}

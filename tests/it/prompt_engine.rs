@@ -1,0 +1,101 @@
+//! Whole prompts against what a real engine made of them.
+//!
+//! `SIDESTEP_ENGINE_CAPTURE` names a recording of requests to a running vLLM: `{"steps": [{"path",
+//! "request", "status", "response", "events"}]}`, where a render's response carries `token_ids` and
+//! an event the tokens of stored blocks. `SIDESTEP_ENGINE_MODEL` names the folder of that engine's
+//! `tokenizer.json` and `tokenizer_config.json`. Neither belongs to this repository.
+
+use serde_json::Value;
+use sidestep::prompt::{Api, Encoder, Profile, ProfileFiles, Profiles, parse};
+use sidestep::units::{BlockSize, Tokens};
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
+}
+
+fn ids(list: &Value) -> Vec<u32> {
+    serde_json::from_value(list.clone()).unwrap()
+}
+
+/// The token lists the engine reports for one step, one per prompt.
+fn engine_ids(step: &Value) -> Vec<Vec<u32>> {
+    let response = &step["response"];
+    match response {
+        Value::Array(prompts) => prompts.iter().map(|one| ids(&one["token_ids"])).collect(),
+        _ if response["token_ids"].is_array() => vec![ids(&response["token_ids"])],
+        _ if response["tokens"].is_array() => vec![ids(&response["tokens"])],
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+#[ignore = "needs a recorded engine, named by SIDESTEP_ENGINE_CAPTURE and SIDESTEP_ENGINE_MODEL"]
+fn prompts_have_the_engine_s_tokens() {
+    let read = |path: String| std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
+    let model = variable("SIDESTEP_ENGINE_MODEL");
+    let profile = Profile::load(&ProfileFiles {
+        tokenizer_json: &read(format!("{model}/tokenizer.json")),
+        tokenizer_config: Some(&read(format!("{model}/tokenizer_config.json"))),
+        ..ProfileFiles::default()
+    })
+    .unwrap();
+    let capture: Value =
+        serde_json::from_slice(&read(variable("SIDESTEP_ENGINE_CAPTURE"))).unwrap();
+    let name = capture["steps"][0]["request"]["model"].as_str().unwrap();
+    let profile = profile.named(name.into(), Vec::new());
+    let encoder = Encoder::new(Profiles::new(vec![profile]).unwrap(), 0);
+
+    let (mut rendered, mut counted, mut stored) = (0, 0, 0);
+    for step in capture["steps"].as_array().unwrap() {
+        let (name, path) = (
+            step["step"].as_str().unwrap(),
+            step["path"].as_str().unwrap(),
+        );
+        let request = &step["request"];
+        let api = match path.trim_end_matches("/render") {
+            "/v1/chat/completions" => Api::ChatCompletions,
+            "/v1/completions" => Api::Completions,
+            "/tokenize" if request["messages"].is_array() => Api::ChatCompletions,
+            "/tokenize" => Api::Completions,
+            _ => continue,
+        };
+        if step["status"] != 200 {
+            continue;
+        }
+        let request = parse(api, request.to_string().as_bytes()).unwrap();
+        let ours = encoder.token_ids(&request).unwrap();
+        let theirs = engine_ids(step);
+        if !theirs.is_empty() {
+            assert_eq!(ours, theirs, "{name}");
+            rendered += 1;
+        }
+        if let Some(tokens) = step["response"]["usage"]["prompt_tokens"].as_u64() {
+            assert_eq!(
+                encoder.encode(&request, &[]).tokens,
+                Tokens(tokens),
+                "{name}"
+            );
+            counted += 1;
+        }
+        // Blocks stored for this request begin with its prompt's full blocks.
+        for event in step["events"].as_array().into_iter().flatten() {
+            for event in event["decoded"][1].as_array().unwrap() {
+                if event["type"] == "BlockStored" && event["parent_block_hash"].is_null() {
+                    let tokens = ids(&event["token_ids"]);
+                    let shared = tokens.len().min(ours[0].len());
+                    assert_eq!(tokens[..shared], ours[0][..shared], "{name}");
+                    let size = event["block_size"].as_u64().unwrap();
+                    let size = BlockSize::new(u32::try_from(size).unwrap()).unwrap();
+                    let chain = &encoder.encode(&request, &[size]).chains[0];
+                    assert!(tokens.len() as u64 <= chain.tokens().0, "{name}");
+                    stored += 1;
+                }
+            }
+        }
+    }
+    assert!(
+        0 < rendered && 0 < counted && 0 < stored,
+        "{rendered} {counted} {stored}"
+    );
+    println!("{rendered} renders, {counted} counts, {stored} stores");
+}
