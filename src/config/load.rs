@@ -32,7 +32,11 @@ impl Content {
 /// # Errors
 /// All faults of all these files.
 pub fn load(path: &Path) -> Result<Loaded, Diagnostics> {
-    let (parsed, outcome) = process_document(&text(&read(path)?, path)?);
+    process_from(&read(path)?, path)
+}
+
+fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
+    let (parsed, outcome) = process_document(&text(bytes, path)?);
     let mut gathered = Gathered::default();
     gathered.warnings_of(outcome);
     let Some(parsed) = parsed else {
@@ -136,7 +140,7 @@ pub fn check(path: &Path) -> Result<Vec<Finding>, Diagnostics> {
             report.fault(at, Wrong::new(expected, found));
             report.finish(&text, &root)
         }
-        _ => load(path).map(|loaded| loaded.warnings),
+        _ => process_from(&bytes, path).map(|loaded| loaded.warnings),
     }
 }
 

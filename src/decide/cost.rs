@@ -18,7 +18,7 @@
 use crate::decide::policy::{Scoring, TierCredit};
 use crate::decide::select::Purpose;
 use crate::decide::snapshot::Candidate;
-use crate::units::{Blocks, Tokens};
+use crate::units::{BlockSize, Blocks, Tokens};
 
 /// A cost by its terms; the unit is one KV block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,16 +40,53 @@ pub struct Cost {
 /// another is not a number.
 const MOST: f64 = 1e300;
 
-/// The cost of `candidate` for a prompt of `prompt` tokens.
+/// A prompt, with its length in blocks of the size that was asked for last: pods of a fleet mostly
+/// agree on it, and the division would be most of the work per pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Priced {
+    tokens: Tokens,
+    blocks: Option<(BlockSize, f64)>,
+}
+
+impl Priced {
+    /// A prompt of `tokens`.
+    #[must_use]
+    pub fn new(tokens: Tokens) -> Priced {
+        Priced {
+            tokens,
+            blocks: None,
+        }
+    }
+
+    #[inline]
+    fn blocks(&mut self, size: BlockSize) -> f64 {
+        match self.blocks {
+            Some((known, blocks)) if known == size => blocks,
+            _ => {
+                let blocks = f64::from(size.blocks_to_hold(self.tokens).0);
+                self.blocks = Some((size, blocks));
+                blocks
+            }
+        }
+    }
+}
+
+/// The cost of `candidate` for `prompt`.
+#[inline]
 #[must_use]
-pub fn price(candidate: &Candidate, prompt: Tokens, scoring: &Scoring, purpose: Purpose) -> Cost {
+pub fn price(
+    candidate: &Candidate,
+    prompt: &mut Priced,
+    scoring: &Scoring,
+    purpose: Purpose,
+) -> Cost {
     let load = &candidate.load;
-    let blocks = f64::from(candidate.block_size.blocks_to_hold(prompt).0);
+    let blocks = prompt.blocks(candidate.block_size);
     let requests = scoring.active_request_weight.get() * f64::from(load.requests);
     let (prefill, credit, decode) = match purpose {
         Purpose::PrefillAndDecode | Purpose::Prefill => {
             let credit = weighted_blocks(candidate, scoring, scoring.overlap_credit.get());
-            let work = (load.prefill_tokens.0 as f64 + prompt.0 as f64)
+            let work = (load.prefill_tokens.0 as f64 + prompt.tokens.0 as f64)
                 / f64::from(candidate.block_size.get());
             let prefill = scoring.prefill_load_scale.get() * (work - credit).max(0.0);
             let running = load.decode_blocks.saturating_sub(load.shared_blocks);
@@ -103,6 +140,7 @@ pub fn new_blocks(candidate: &Candidate, prompt: Tokens) -> Blocks {
         .saturating_sub(candidate.load.shared_blocks)
 }
 
+#[inline]
 fn weighted_blocks(candidate: &Candidate, scoring: &Scoring, device: f64) -> f64 {
     let cached = &candidate.cached;
     device * f64::from(cached.device.0)

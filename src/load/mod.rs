@@ -12,6 +12,7 @@
 //! requests share them; a block that has no key (the partial last one, or all of them when the
 //! prompt was only estimated) is shared with nobody.
 
+mod blocks;
 mod booking;
 mod pods;
 mod sessions;
@@ -28,7 +29,6 @@ use crate::load::sessions::{SessionKey, Sessions};
 use crate::names::{PodId, SessionId};
 use crate::units::{BlockSize, Blocks, Tokens};
 use parking_lot::Mutex;
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,9 +63,6 @@ pub struct Admission<'a> {
 #[derive(Debug)]
 pub struct Loads<'a> {
     pods: &'a Pods,
-    chains: &'a [BlockChain],
-    /// How many leading blocks the pod asked about before had; the next one often has as many.
-    hint: Cell<usize>,
     session_pod: Option<PodId>,
 }
 
@@ -105,17 +102,16 @@ impl Ledger {
         let session = admission
             .session
             .map(|(name, ttl)| (books.sessions.key(name), ttl));
+        books.pods.mark_shared(admission.chains);
         let decision = decide(&Loads {
             pods: &books.pods,
-            chains: admission.chains,
-            hint: Cell::new(0),
             session_pod: session
                 .and_then(|(key, _)| books.sessions.pod(key, admission.now))
                 .filter(|pod| !books.pods.is_forgotten(*pod)),
         })?;
 
-        let (decode, prefill) = charges(&decision, admission.chains);
-        books.pods.charge_decode(&decode);
+        let (mut decode, prefill) = charges(&decision, admission.chains);
+        books.pods.charge_decode(&mut decode);
         if let Some(prefill) = &prefill {
             books.pods.charge_prefill(prefill);
         }
@@ -177,29 +173,16 @@ impl Loads<'_> {
     /// What `pod` is charged, and how many leading blocks of this request run there already.
     #[must_use]
     pub fn of(&self, pod: PodId) -> PodLoad {
-        let mut load = self.pods.load(pod);
-        if load.decode_blocks != Blocks::ZERO {
-            load.shared_blocks = self.shared(pod);
+        PodLoad {
+            shared_blocks: self.pods.shared(pod),
+            ..self.pods.load(pod)
         }
-        load
     }
 
     /// The pod this session was sent to last, while it is remembered and the pod is not forgotten.
     #[must_use]
     pub fn session_pod(&self) -> Option<PodId> {
         self.session_pod
-    }
-
-    /// Keys of different block sizes never agree, so at most one chain matches.
-    fn shared(&self, pod: PodId) -> Blocks {
-        let shared = self
-            .chains
-            .iter()
-            .map(|chain| self.pods.shared(pod, &chain.keys, self.hint.get()))
-            .find(|shared| 0 < *shared)
-            .unwrap_or(0);
-        self.hint.set(shared);
-        Blocks(u32::try_from(shared).unwrap_or(u32::MAX))
     }
 }
 

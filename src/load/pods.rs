@@ -1,24 +1,22 @@
 //! The books of every pod, by slot.
 //!
-//! Lives here: counters and the set of blocks in use per pod incarnation.
+//! Lives here: the counters of each pod incarnation, kept in step with the blocks in use.
 //! Never here: who holds a booking, sessions, locks.
-//! Invariant: a charge and its release touch the same incarnation of a pod or nothing, and the set of
-//! blocks in use on a pod is closed under prefixes (whole chains come and go), which is what lets
-//! [`Pods::shared`] search by halves.
+//! Invariant: a charge and its release touch the same incarnation of a pod or nothing.
 
-use crate::blocks::BlockKey;
+use crate::blocks::BlockChain;
 use crate::decide::snapshot::PodLoad;
+use crate::load::blocks::InUse;
 use crate::load::booking::{DecodeCharge, PrefillCharge};
 use crate::names::PodId;
 use crate::units::{Blocks, Tokens};
-use rustc_hash::FxBuildHasher;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 /// All pods ever charged, by slot.
 #[derive(Debug, Default)]
 pub(super) struct Pods {
     slots: Vec<Slot>,
+    in_use: InUse,
 }
 
 /// One slot and its present user.
@@ -27,92 +25,79 @@ struct Slot {
     /// The incarnation that `account` belongs to; older ones are gone.
     generation: u32,
     account: Account,
+    /// Leading blocks of the request that is being decided.
+    shared: Blocks,
 }
 
 #[derive(Debug, Default)]
 struct Account {
     requests: u32,
     prefill_tokens: Tokens,
+    /// Blocks in use that are shared with nobody.
     unkeyed: Blocks,
-    /// Blocks in use, by how many requests.
-    keyed: HashMap<BlockKey, u32, FxBuildHasher>,
+    /// Blocks in use, each counted once.
+    keyed: Blocks,
 }
 
 impl Pods {
     pub(super) fn load(&self, pod: PodId) -> PodLoad {
-        let Some(account) = self.account(pod) else {
+        let Some(Slot { account, .. }) = self.known(pod) else {
             return PodLoad::default();
         };
-        let keyed = Blocks(u32::try_from(account.keyed.len()).unwrap_or(u32::MAX));
         PodLoad {
             requests: account.requests,
             prefill_tokens: account.prefill_tokens,
-            decode_blocks: keyed.saturating_add(account.unkeyed),
+            decode_blocks: account.keyed.saturating_add(account.unkeyed),
             shared_blocks: Blocks::ZERO,
         }
     }
 
-    /// How many leading `keys` are in use on `pod`, looking at `hint` first.
-    pub(super) fn shared(&self, pod: PodId, keys: &[BlockKey], hint: usize) -> usize {
-        let Some(account) = self.account(pod) else {
-            return 0;
-        };
-        let used = |index: usize| {
-            keys.get(index)
-                .is_some_and(|key| account.keyed.contains_key(key))
-        };
-        let (mut low, mut high) = (0, keys.len());
-        // `low` leading keys are in use, and the key at `high` is not.
-        if hint <= high {
-            if hint == 0 || used(hint - 1) {
-                low = hint;
-                if !used(hint) {
-                    return hint;
+    /// Notes, for the request that has `chains`, how many of its leading blocks run on which pod.
+    /// Keys of different block sizes never agree, so each pod is named by one chain at most.
+    pub(super) fn mark_shared(&mut self, chains: &[BlockChain]) {
+        for slot in &mut self.slots {
+            slot.shared = Blocks::ZERO;
+        }
+        let slots = &mut self.slots;
+        for chain in chains {
+            self.in_use.leading(&chain.keys, |pod, count| {
+                let slot = slots.get_mut(usize::from(pod.slot));
+                if let Some(slot) = slot.filter(|slot| slot.generation == pod.generation) {
+                    slot.shared = Blocks(count);
                 }
-            } else {
-                high = hint - 1;
-            }
+            });
         }
-        while low < high {
-            let middle = low + (high - low) / 2;
-            if used(middle) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low
     }
 
-    pub(super) fn charge_decode(&mut self, charge: &DecodeCharge) {
-        let Some(account) = self.open(charge.pod) else {
+    /// What [`Pods::mark_shared`] noted last for `pod`.
+    pub(super) fn shared(&self, pod: PodId) -> Blocks {
+        self.known(pod).map_or(Blocks::ZERO, |slot| slot.shared)
+    }
+
+    /// Charges the decode pod. The keys of a charge that comes too late, its pod being gone, are
+    /// dropped from it, so that its release finds nothing to give back.
+    pub(super) fn charge_decode(&mut self, charge: &mut DecodeCharge) {
+        if self.open(charge.pod).is_none() {
+            charge.keys = Arc::from([]);
             return;
-        };
-        account.requests = account.requests.saturating_add(1);
-        account.prefill_tokens = account.prefill_tokens.saturating_add(charge.prefill_tokens);
-        account.unkeyed = account.unkeyed.saturating_add(charge.unkeyed);
-        for key in charge.keys.iter() {
-            let users = account.keyed.entry(*key).or_insert(0);
-            *users = users.saturating_add(1);
+        }
+        let new = self.in_use.add(charge.pod, &charge.keys);
+        if let Some(account) = self.account_mut(charge.pod) {
+            account.requests = account.requests.saturating_add(1);
+            account.prefill_tokens = account.prefill_tokens.saturating_add(charge.prefill_tokens);
+            account.unkeyed = account.unkeyed.saturating_add(charge.unkeyed);
+            account.keyed = account.keyed.saturating_add(Blocks(new));
         }
     }
 
     pub(super) fn release_decode(&mut self, charge: &DecodeCharge) {
-        let Some(account) = self.account_mut(charge.pod) else {
-            return;
-        };
-        account.requests = account.requests.saturating_sub(1);
-        account.prefill_tokens = account.prefill_tokens.saturating_sub(charge.prefill_tokens);
-        account.unkeyed = account.unkeyed.saturating_sub(charge.unkeyed);
-        for key in charge.keys.iter() {
-            if let Entry::Occupied(mut users) = account.keyed.entry(*key) {
-                *users.get_mut() -= 1;
-                if *users.get() == 0 {
-                    users.remove();
-                }
-            }
+        let gone = self.in_use.remove(charge.pod, &charge.keys);
+        if let Some(account) = self.account_mut(charge.pod) {
+            account.requests = account.requests.saturating_sub(1);
+            account.prefill_tokens = account.prefill_tokens.saturating_sub(charge.prefill_tokens);
+            account.unkeyed = account.unkeyed.saturating_sub(charge.unkeyed);
+            account.keyed = account.keyed.saturating_sub(Blocks(gone));
         }
-        account.give_memory_back();
     }
 
     /// Releases the prefill work of a local route and clears it in `charge`.
@@ -143,7 +128,7 @@ impl Pods {
         if slot.generation <= pod.generation {
             *slot = Slot {
                 generation: pod.generation.saturating_add(1),
-                account: Account::default(),
+                ..Slot::default()
             };
         }
     }
@@ -154,11 +139,10 @@ impl Pods {
             .is_some_and(|slot| pod.generation < slot.generation)
     }
 
-    fn account(&self, pod: PodId) -> Option<&Account> {
+    fn known(&self, pod: PodId) -> Option<&Slot> {
         self.slots
             .get(usize::from(pod.slot))
             .filter(|slot| slot.generation == pod.generation)
-            .map(|slot| &slot.account)
     }
 
     fn account_mut(&mut self, pod: PodId) -> Option<&mut Account> {
@@ -174,7 +158,7 @@ impl Pods {
         if slot.generation < pod.generation {
             *slot = Slot {
                 generation: pod.generation,
-                account: Account::default(),
+                ..Slot::default()
             };
         }
         (slot.generation == pod.generation).then_some(&mut slot.account)
@@ -189,79 +173,63 @@ impl Pods {
     }
 }
 
-impl Account {
-    /// Keeps the set of blocks from staying as large as it once was.
-    fn give_memory_back(&mut self) {
-        const KEEP: usize = 1024;
-        let keyed = &mut self.keyed;
-        if KEEP < keyed.capacity() && keyed.len() < keyed.capacity() / 8 {
-            keyed.shrink_to(keyed.len() * 2);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
-    use std::sync::Arc;
+    use crate::blocks::BlockKey;
 
     const POD: PodId = PodId {
         slot: 3,
         generation: 1,
     };
 
-    fn charge(keys: &[u128]) -> DecodeCharge {
+    fn charge(pod: PodId, keys: &[u128]) -> DecodeCharge {
         DecodeCharge {
-            pod: POD,
-            prefill_tokens: Tokens::ZERO,
+            pod,
+            prefill_tokens: Tokens(5),
             keys: keys.iter().map(|key| BlockKey(*key)).collect(),
-            unkeyed: Blocks::ZERO,
+            unkeyed: Blocks(1),
         }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig {
-            failure_persistence: None,
-            ..ProptestConfig::default()
-        })]
-
-        #[test]
-        fn shared_is_the_run_of_used_keys_whatever_the_hint(
-            used in 0..40_u128,
-            asked in 0..40_u128,
-            hint in 0..50_usize,
-        ) {
-            let mut pods = Pods::default();
-            pods.charge_decode(&charge(&(0..used).collect::<Vec<_>>()));
-            let keys: Arc<[BlockKey]> = (0..asked).map(BlockKey).collect();
-            let expected = usize::try_from(used.min(asked)).unwrap();
-            prop_assert_eq!(pods.shared(POD, &keys, hint), expected);
-        }
-    }
-
-    #[test]
-    fn the_set_of_blocks_gives_its_memory_back() {
-        let mut pods = Pods::default();
-        let large = charge(&(0..100_000).collect::<Vec<_>>());
-        let small = charge(&[1, 2, 3]);
-        pods.charge_decode(&large);
-        pods.charge_decode(&small);
-        pods.release_decode(&large);
-        let account = pods.account(POD).unwrap();
-        assert_eq!(account.keyed.len(), 3);
-        assert!(account.keyed.capacity() < 1_000);
     }
 
     #[test]
     fn a_charge_for_an_earlier_incarnation_is_dropped() {
         let mut pods = Pods::default();
-        pods.charge_decode(&charge(&[1]));
-        let mut late = charge(&[2]);
-        late.pod.generation = 0;
-        pods.charge_decode(&late);
+        pods.charge_decode(&mut charge(POD, &[1]));
+        let earlier = PodId {
+            generation: 0,
+            ..POD
+        };
+        let mut late = charge(earlier, &[1, 2]);
+        pods.charge_decode(&mut late);
+        let load = pods.load(POD);
+        assert_eq!((load.requests, load.decode_blocks), (1, Blocks(2)));
+        assert_eq!(pods.load(earlier), PodLoad::default());
         pods.release_decode(&late);
-        assert_eq!(pods.load(POD).requests, 1);
-        assert_eq!(pods.load(late.pod), PodLoad::default());
+        assert_eq!(pods.load(POD), load);
+    }
+
+    #[test]
+    fn blocks_of_a_forgotten_pod_are_not_shared_with_its_successor() {
+        let mut pods = Pods::default();
+        let mut first = charge(POD, &[1, 2]);
+        pods.charge_decode(&mut first);
+        pods.forget(POD);
+        let next = PodId {
+            generation: 2,
+            ..POD
+        };
+        let mut second = charge(next, &[1]);
+        pods.charge_decode(&mut second);
+        let chain = BlockChain {
+            size: crate::units::BlockSize::new(16).unwrap(),
+            keys: first.keys.clone(),
+        };
+        pods.mark_shared(&[chain]);
+        assert_eq!(pods.shared(next), Blocks(1));
+        assert_eq!(pods.shared(POD), Blocks::ZERO);
+        pods.release_decode(&first);
+        pods.release_decode(&second);
+        assert_eq!(pods.load(next), PodLoad::default());
     }
 }

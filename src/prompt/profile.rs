@@ -26,6 +26,8 @@ pub struct ProfileFiles<'a> {
     pub special_tokens: &'a [(&'a str, &'a str)],
     /// The engine's `--default-chat-template-kwargs`, a JSON object.
     pub template_args: Option<&'a str>,
+    /// The engine's `--chat-template-content-format`; detected from the template where `None`.
+    pub content_format: Option<ContentFormat>,
 }
 
 /// Files that do not make a profile.
@@ -54,7 +56,8 @@ pub enum ClientTemplate {
     /// It is ignored, as engines do unless started with `--trust-request-chat-template`.
     #[default]
     Ignored,
-    /// It replaces the model's.
+    /// It replaces the model's. A template can be made to run for very long, so this is only for
+    /// clients that are trusted not to.
     Trusted,
 }
 
@@ -133,6 +136,10 @@ impl Profile {
             Some(_) => None,
             None => config.tool_template.as_deref(),
         };
+        let compile = |source: Option<&str>| match source {
+            Some(source) => Template::compile_for(source, files.content_format).map(Some),
+            None => Ok(None),
+        };
         let mut variables = config.special_tokens;
         let given = files.special_tokens.iter();
         variables.extend(given.map(|(name, token)| (Value::from(*name), Value::from(*token))));
@@ -145,8 +152,8 @@ impl Profile {
             counting: Counting::Exact(Box::new(Exact {
                 id: 0,
                 tokenizer,
-                template: template.map(Template::compile).transpose()?,
-                tool_template: tool_template.map(Template::compile).transpose()?,
+                template: compile(template)?,
+                tool_template: compile(tool_template)?,
                 variables,
                 client_template: ClientTemplate::default(),
                 declined_tools: DeclinedTools::default(),
@@ -405,6 +412,13 @@ mod tests {
             ..ProfileFiles::default()
         });
         assert_eq!(render(&overridden.unwrap(), true), "own <b>red");
+
+        let parts = load(ProfileFiles {
+            chat_template: Some("text"),
+            content_format: Some(ContentFormat::Parts),
+            ..ProfileFiles::default()
+        });
+        assert_eq!(parts.unwrap().content_format(), Some(ContentFormat::Parts));
     }
 
     #[test]

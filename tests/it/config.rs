@@ -373,10 +373,7 @@ fn the_least_process_config_has_the_documented_defaults() {
         &*process.data_plane.subset_hint.namespace,
         "envoy.lb.subset_hint"
     );
-    assert_eq!(
-        &*process.data_plane.served.key,
-        "x-gateway-destination-endpoint-served"
-    );
+    assert_eq!(&*process.data_plane.destination.namespace, "envoy.lb");
     assert_eq!(&*loaded.policy.name, "inline");
     assert_eq!(loaded.pods.len(), 1);
     assert_eq!(loaded.models, Vec::new());

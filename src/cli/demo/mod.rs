@@ -18,6 +18,7 @@ use crate::cli::demo::report::{Row, Summary};
 use crate::cli::demo::stack::{Stack, Urls};
 use crate::cli::demo::workload::Conversation;
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 use std::io::{IsTerminal as _, Write as _};
@@ -98,7 +99,10 @@ async fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
         stack.ended().await?;
     }
     let failed = 0 < summary.failed() || summary.requests() < args.requests;
-    stack.stop(failed).await;
+    if failed {
+        stack.keep_logs();
+    }
+    stack.stop().await;
     Ok(ExitCode::from(u8::from(failed)))
 }
 
@@ -107,14 +111,14 @@ async fn play(args: &DemoArgs, stack: &mut Stack) -> anyhow::Result<Summary> {
     let (rows, mut done) = mpsc::channel(64);
     let client = Client::default();
     let urls = stack.urls().clone();
-    let conversations = workload::plan(args.seed, args.requests);
-    let traffic = stream::iter(conversations).for_each_concurrent(
-        usize::from(args.concurrency),
-        |conversation| {
-            let (client, urls, rows) = (client.clone(), urls.clone(), rows.clone());
-            async move { converse(&client, &urls, &conversation, &rows).await }
-        },
-    );
+    let groups = stream::iter(workload::plan(args.seed, args.requests));
+    let traffic = groups.for_each_concurrent(usize::from(args.concurrency), |group| {
+        let (client, urls, rows) = (client.clone(), urls.clone(), rows.clone());
+        async move {
+            let all = group.iter().map(|one| converse(&client, &urls, one, &rows));
+            join_all(all).await;
+        }
+    });
     let show = async {
         let mut output = Output::new(args);
         while let Some(row) = done.recv().await {

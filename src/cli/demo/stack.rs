@@ -10,6 +10,7 @@ use crate::cli::demo::gateway::{GatewayConfig, Transport};
 use crate::cli::demo::picker::{MODEL, PickerConfig, Pod};
 use crate::cli::demo::process::{Process, free_addresses};
 use anyhow::{Context as _, bail};
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,7 +79,24 @@ pub(super) struct Stack {
     // In the order in which they are ended: no request may arrive where nobody answers.
     processes: Vec<Process>,
     urls: Urls,
-    folder: PathBuf,
+    folder: Folder,
+}
+
+/// Where configurations and logs are; removed with the deployment, unless the logs tell of a fault.
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    keep: bool,
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if self.keep {
+            eprintln!("logs are in {}", self.path.display());
+        } else {
+            std::fs::remove_dir_all(&self.path).ok();
+        }
+    }
 }
 
 impl Stack {
@@ -88,44 +106,41 @@ impl Stack {
     /// When a process cannot be started, ends, or is not ready in time.
     pub(super) async fn start(options: &Options) -> anyhow::Result<Stack> {
         let executable = std::env::current_exe().context("where this program lies")?;
-        let folder = envoy::home(&executable)?.join(format!("run-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).with_context(|| format!("{}", folder.display()))?;
-        let policy = match &options.policy {
-            Some(file) => {
-                std::path::absolute(file).with_context(|| format!("{}", file.display()))?
-            }
-            None => {
-                write(&folder, "policy.yaml", POLICY)?;
-                folder.join("policy.yaml")
-            }
-        };
+        let home = envoy::home(&executable)?;
         eprintln!("starting {PREFILL} prefill pods, {DECODE} decode pods, the picker and Envoy");
         let mut attempt = 1;
         loop {
-            let mut stack = Stack::spawn(options, &executable, &folder, &policy)?;
+            let path = home.join(format!("run-{}-{attempt}", std::process::id()));
+            std::fs::create_dir_all(&path).with_context(|| format!("{}", path.display()))?;
+            let folder = Folder { path, keep: false };
+            let mut stack = Stack::spawn(options, &executable, folder)?;
             match stack.ready().await {
                 Ok(()) => return Ok(stack),
                 Err(_) if attempt < ATTEMPTS && stack.lost_a_port() => {
                     eprintln!("another program took a port; starting again");
                     attempt += 1;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    stack.keep_logs();
+                    return Err(error);
+                }
             }
         }
     }
 
-    fn spawn(
-        options: &Options,
-        executable: &Path,
-        folder: &Path,
-        policy: &Path,
-    ) -> anyhow::Result<Stack> {
+    fn spawn(options: &Options, executable: &Path, folder: Folder) -> anyhow::Result<Stack> {
         let addresses = free_addresses::<ADDRESSES>().context("free ports")?;
         let [gateway, ext_proc, health, admin, pod_addresses @ ..] = addresses;
         let pods = pods(&pod_addresses);
         let decode = pods.iter().filter(|pod| pod.role == "decode");
         let config = GatewayConfig::new(gateway, ext_proc, decode.map(|pod| pod.address).collect());
-        write(folder, "envoy.yaml", &config.to_yaml()?)?;
+        let envoy_file = write(&folder.path, "envoy.yaml", &config.to_yaml()?)?;
+        let policy = match &options.policy {
+            Some(file) => {
+                std::path::absolute(file).with_context(|| format!("{}", file.display()))?
+            }
+            None => write(&folder.path, "policy.yaml", POLICY)?,
+        };
         let config = PickerConfig {
             ext_proc,
             health,
@@ -133,15 +148,17 @@ impl Stack {
             transport: Transport::Tls,
             limits: Vec::new(),
             pods: pods.clone(),
-            policy: policy.to_owned(),
+            policy,
             otlp: None,
         };
-        write(folder, "picker.yaml", &config.to_yaml()?)?;
+        let picker_file = write(&folder.path, "picker.yaml", &config.to_yaml()?)?;
 
-        let path = |name: &str| folder.join(name).into_os_string();
+        let start = |name: &str, program: &Path, arguments: &[OsString]| {
+            Process::spawn(name, program, arguments, &folder.path)
+        };
         let arguments = [
             "--config-path".into(),
-            path("envoy.yaml"),
+            envoy_file.into(),
             // Without it, two Envoys on one machine share memory by their base id.
             "--disable-hot-restart".into(),
             "--concurrency".into(),
@@ -149,17 +166,18 @@ impl Stack {
             "--log-level".into(),
             "warning".into(),
         ];
-        let mut processes = vec![Process::spawn("envoy", &options.envoy, &arguments, folder)?];
-        let arguments = ["serve".into(), "--config".into(), path("picker.yaml")];
-        processes.push(Process::spawn("picker", executable, &arguments, folder)?);
+        let mut processes = vec![start("envoy", &options.envoy, &arguments)?];
+        let arguments = ["serve".into(), "--config".into(), picker_file.into()];
+        processes.push(start("picker", executable, &arguments)?);
         for pod in &pods {
             let arguments = pod.engine_arguments(options.time_scale);
-            processes.push(Process::spawn(&pod.name, executable, &arguments, folder)?);
+            let arguments: Vec<OsString> = arguments.into_iter().map(OsString::from).collect();
+            processes.push(start(&pod.name, executable, &arguments)?);
         }
         Ok(Stack {
             processes,
             urls: Urls { gateway, admin },
-            folder: folder.to_owned(),
+            folder,
         })
     }
 
@@ -175,23 +193,26 @@ impl Stack {
     /// Always: this is not how a demo ends.
     pub(super) async fn ended(&mut self) -> anyhow::Result<()> {
         loop {
-            self.check()?;
+            if let Err(ended) = self.check() {
+                self.keep_logs();
+                return Err(ended);
+            }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    /// Ends everything; keeps the logs when `keep_logs`.
-    pub(super) async fn stop(self, keep_logs: bool) {
+    /// Leaves the logs where they are.
+    pub(super) fn keep_logs(&mut self) {
+        self.folder.keep = true;
+    }
+
+    /// Ends everything.
+    pub(super) async fn stop(self) {
         for process in &self.processes {
             process.terminate();
         }
         for process in self.processes {
             process.stop(GRACE).await;
-        }
-        if keep_logs {
-            eprintln!("logs are in {}", self.folder.display());
-        } else {
-            std::fs::remove_dir_all(&self.folder).ok();
         }
     }
 
@@ -207,11 +228,9 @@ impl Stack {
                 Err(missing) => missing,
             };
             if deadline <= tokio::time::Instant::now() {
-                return Err(missing.context(format!(
-                    "not ready within {} s; logs are in {}",
-                    READY_WITHIN.as_secs(),
-                    self.folder.display()
-                )));
+                return Err(
+                    missing.context(format!("not ready within {} s", READY_WITHIN.as_secs()))
+                );
             }
             tokio::time::sleep(POLL).await;
         }
@@ -287,7 +306,8 @@ fn all_pods_ready(pods: &serde_json::Value) -> bool {
     pods.len() == PODS && pods.iter().all(ready)
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> anyhow::Result<()> {
+fn write(folder: &Path, name: &str, text: &str) -> anyhow::Result<PathBuf> {
     let file = folder.join(name);
-    std::fs::write(&file, text).with_context(|| format!("{}", file.display()))
+    std::fs::write(&file, text).with_context(|| format!("{}", file.display()))?;
+    Ok(file)
 }

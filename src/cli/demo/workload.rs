@@ -4,6 +4,9 @@
 //! Never here: HTTP, time (see `client` and `mod`).
 //! Invariant: the same seed and number give the same traffic, and exactly that many requests.
 
+/// Conversations that begin at the same moment; most often one.
+pub(super) type Group = Vec<Conversation>;
+
 /// One conversation: its turns are sent one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Conversation {
@@ -26,7 +29,7 @@ pub(super) struct Turn {
     pub(super) think_ms: u64,
 }
 
-/// What a conversation is like: `(turns, words of the first turn, words of later turns)`.
+/// What conversations are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     /// A long first turn, short questions about it.
@@ -35,7 +38,9 @@ enum Shape {
     Assistant,
     /// One question without any context.
     Question,
-    /// One long text that nobody asks about again.
+    /// One paragraph to be improved.
+    Paragraph,
+    /// Several long texts at once, which nobody asks about again.
     Batch,
 }
 
@@ -45,38 +50,48 @@ const SHAPES: [Shape; 8] = [
     Shape::Question,
     Shape::Assistant,
     Shape::Batch,
+    Shape::Paragraph,
     Shape::Document,
-    Shape::Batch,
     Shape::Question,
 ];
 
 /// `requests` requests in conversations, drawn from `seed`.
 #[must_use]
-pub(super) fn plan(seed: u64, requests: usize) -> Vec<Conversation> {
+pub(super) fn plan(seed: u64, requests: usize) -> Vec<Group> {
     let mut draw = Draw(seed);
     let systems: Vec<String> = (0..3).map(|_| draw.words(350..650)).collect();
-    let mut conversations = Vec::new();
-    let mut left = requests;
+    let mut groups = Vec::new();
+    let (mut left, mut count) = (requests, 0);
     while 0 < left {
-        let shape = SHAPES[conversations.len() % SHAPES.len()];
-        let turns = match shape {
-            Shape::Document => draw.below(3..6),
-            Shape::Assistant => draw.below(3..7),
-            Shape::Question | Shape::Batch => 1,
+        let shape = SHAPES[groups.len() % SHAPES.len()];
+        let (members, turns) = match shape {
+            Shape::Document => (1, draw.below(3..6)),
+            Shape::Assistant => (1, draw.below(3..7)),
+            Shape::Question | Shape::Paragraph => (1, 1),
+            Shape::Batch => (3, 1),
         };
-        let turns = usize::try_from(turns).unwrap_or(1).min(left);
-        left -= turns;
-        let system = (shape == Shape::Assistant)
-            .then(|| systems[conversations.len() / 2 % systems.len()].clone());
-        conversations.push(Conversation {
-            id: format!("{}-{:02}", name(shape), conversations.len() + 1),
-            system,
-            turns: (0..turns)
-                .map(|turn| self::turn(&mut draw, shape, turn))
-                .collect(),
-        });
+        let turns = usize::try_from(turns).unwrap_or(1);
+        let system =
+            (shape == Shape::Assistant).then(|| systems[groups.len() / 2 % systems.len()].clone());
+        let mut group = Group::new();
+        for _ in 0..members {
+            let turns = turns.min(left);
+            if turns == 0 {
+                break;
+            }
+            left -= turns;
+            count += 1;
+            group.push(Conversation {
+                id: format!("{}-{count:02}", name(shape)),
+                system: system.clone(),
+                turns: (0..turns)
+                    .map(|index| turn(&mut draw, shape, index))
+                    .collect(),
+            });
+        }
+        groups.push(group);
     }
-    conversations
+    groups
 }
 
 fn name(shape: Shape) -> &'static str {
@@ -84,21 +99,28 @@ fn name(shape: Shape) -> &'static str {
         Shape::Document => "document",
         Shape::Assistant => "assistant",
         Shape::Question => "question",
+        Shape::Paragraph => "paragraph",
         Shape::Batch => "batch",
     }
 }
 
-fn turn(draw: &mut Draw, shape: Shape, turn: usize) -> Turn {
-    let words = match (shape, turn) {
+fn turn(draw: &mut Draw, shape: Shape, index: usize) -> Turn {
+    let words = match (shape, index) {
         (Shape::Document, 0) => 900..1800,
         (Shape::Batch, _) => 2000..3500,
         (Shape::Assistant, _) => 40..120,
+        (Shape::Paragraph, _) => 120..240,
         (Shape::Question | Shape::Document, _) => 8..30,
     };
     Turn {
         text: draw.words(words),
         max_tokens: u32::try_from(draw.below(16..64)).unwrap_or(16),
-        think_ms: draw.below(50..400),
+        // A program sends a batch, and does not think.
+        think_ms: if shape == Shape::Batch {
+            0
+        } else {
+            draw.below(50..400)
+        },
     }
 }
 
@@ -158,6 +180,11 @@ const WORDS: &[&str] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    fn conversations(requests: usize) -> Vec<Conversation> {
+        plan(1, requests).into_iter().flatten().collect()
+    }
 
     #[test]
     fn the_same_seed_gives_the_same_traffic_and_another_seed_another() {
@@ -168,28 +195,28 @@ mod tests {
     #[test]
     fn exactly_as_many_requests_as_asked_for() {
         for requests in [0, 1, 2, 5, 17, 120, 333] {
-            let sent: usize = plan(1, requests).iter().map(|one| one.turns.len()).sum();
-            assert_eq!(sent, requests);
+            let turns = conversations(requests)
+                .into_iter()
+                .map(|one| one.turns.len());
+            assert_eq!(turns.sum::<usize>(), requests);
         }
     }
 
     #[test]
     fn instructions_are_shared_and_texts_are_not() {
-        let plan = plan(1, 200);
-        let systems: std::collections::BTreeSet<&String> =
-            plan.iter().filter_map(|one| one.system.as_ref()).collect();
-        let with_system = plan.iter().filter(|one| one.system.is_some()).count();
+        let all = conversations(200);
+        let with_system: Vec<&String> = all.iter().filter_map(|one| one.system.as_ref()).collect();
+        let systems: BTreeSet<&String> = with_system.iter().copied().collect();
         assert_eq!(systems.len(), 3);
-        assert!(6 < with_system);
-        let first: std::collections::BTreeSet<&String> =
-            plan.iter().map(|one| &one.turns[0].text).collect();
-        assert_eq!(first.len(), plan.len());
+        assert!(6 < with_system.len());
+        let first: BTreeSet<&String> = all.iter().map(|one| &one.turns[0].text).collect();
+        assert_eq!(first.len(), all.len());
     }
 
     #[test]
     fn names_are_unique() {
-        let plan = plan(1, 200);
-        let ids: std::collections::BTreeSet<&String> = plan.iter().map(|one| &one.id).collect();
-        assert_eq!(ids.len(), plan.len());
+        let all = conversations(200);
+        let ids: BTreeSet<&String> = all.iter().map(|one| &one.id).collect();
+        assert_eq!(ids.len(), all.len());
     }
 }

@@ -6,6 +6,7 @@
 //! Invariant: parsing goes on after a fault with a stand-in, which never leaves: a document with a
 //! fault gives no value.
 
+mod bypass;
 pub(crate) mod pods;
 pub(crate) mod policy;
 mod policy_lint;

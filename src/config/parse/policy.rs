@@ -5,72 +5,25 @@
 //! Invariant: the rules are not empty and the last one matches everything.
 
 use crate::config::diagnostic::Wrong;
-use crate::config::parse::values::{self, LARGEST_FACTOR, MOST_TOKENS};
-use crate::config::parse::{Reading, policy_lint};
+use crate::config::parse::values::{self, LARGEST_FACTOR};
+use crate::config::parse::{Reading, bypass, policy_lint};
 use crate::config::raw;
-use crate::config::shape::{Field, Number, Spot, Text, Whole};
+use crate::config::shape::{Field, Number, Spot, Text};
 use crate::config::{Handoff, Shadow, TargetRef};
 use crate::decide::policy::{
-    Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, PrefillBusy, Rule,
-    Scoring, SessionAffinity, SessionKey, TierCredit,
+    Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Policy, Rule, Scoring, SessionAffinity,
+    SessionKey,
 };
-use crate::decide::snapshot::CapacitySource;
-use crate::units::{Ratio, Tokens};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The kind of a policy file.
 pub(crate) const KIND: &str = "DisaggregationPolicy";
 
-/// `effectiveIslThreshold` when absent, in tokens.
-const ISL_THRESHOLD: Tokens = Tokens(2048);
-/// `effectiveIslRatioThreshold` when absent.
-const ISL_RATIO_THRESHOLD: f64 = 0.7;
-/// `coldBypassBelow` when absent: off.
-const COLD_BYPASS_BELOW: Tokens = Tokens::ZERO;
-/// `trustCapacity` when absent.
-const TRUST: [CapacitySource; 2] = [CapacitySource::Reported, CapacitySource::Configured];
 /// `sessionAffinity.header` when absent.
 const SESSION_HEADER: &str = "x-session-id";
 /// `sessionAffinity.ttl` when absent.
 const SESSION_TTL: Duration = Duration::from_secs(300);
-
-/// The five bypass types, by what they look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Never,
-    Always,
-    IslBounding,
-    PrefillLoad,
-    IslOrLoad,
-}
-
-impl Kind {
-    const WORDS: [(&'static str, Kind); 5] = [
-        ("Never", Kind::Never),
-        ("Always", Kind::Always),
-        ("IslBounding", Kind::IslBounding),
-        ("PrefillLoad", Kind::PrefillLoad),
-        ("IslOrLoad", Kind::IslOrLoad),
-    ];
-
-    pub(crate) fn word(self) -> &'static str {
-        Kind::WORDS
-            .iter()
-            .find(|(_, kind)| *kind == self)
-            .map_or("", |(word, _)| word)
-    }
-
-    /// Whether it looks at net-new tokens.
-    pub(crate) fn bounds_isl(self) -> bool {
-        matches!(self, Kind::IslBounding | Kind::IslOrLoad)
-    }
-
-    /// Whether it looks at the prefill pod's load.
-    pub(crate) fn reads_load(self) -> bool {
-        matches!(self, Kind::PrefillLoad | Kind::IslOrLoad)
-    }
-}
 
 /// What a policy's `spec` says.
 #[derive(Debug)]
@@ -166,8 +119,8 @@ fn rule(raw: &raw::Rule, reading: &mut Reading<'_>) -> Rule {
     });
     let (bypass, gate) = match &raw.bypass {
         Field::Given(section) => (
-            bypass(&section.value, reading),
-            gate(&section.value, reading),
+            bypass::bypass(&section.value, reading),
+            bypass::gate(&section.value, reading),
         ),
         Field::Faulty => (Bypass::Never, DecodeGate::Off),
         Field::Absent => {
@@ -201,93 +154,6 @@ fn matches(raw: &Field<raw::Match>, reading: &mut Reading<'_>) -> Match {
                 values::whole(value, i32::MIN.into(), i32::MAX.into())
             })
             .filter(|priority| *priority != i32::MIN),
-    }
-}
-
-fn bypass(raw: &raw::Bypass, reading: &mut Reading<'_>) -> Bypass {
-    let isl = isl_bound(raw, reading);
-    let busy = reading.optional(&raw.prefill_busy_threshold, |value| {
-        values::ratio(value, LARGEST_FACTOR)
-    });
-    let expected = "Never, Always, IslBounding, PrefillLoad or IslOrLoad";
-    let kind = reading.required(&raw.kind, (raw.at, "type"), expected, |text| {
-        values::word(text, &Kind::WORDS)
-    });
-    let Some(kind) = kind else {
-        return Bypass::Never;
-    };
-    if kind.reads_load() && matches!(raw.prefill_busy_threshold, Field::Absent) {
-        let expected = format!(
-            "a number of at least 0, which the type {} needs",
-            kind.word()
-        );
-        reading
-            .report
-            .missing(raw.at, "prefillBusyThreshold", &expected);
-    }
-    policy_lint::bypass(raw, kind, reading);
-    let busy = PrefillBusy {
-        threshold: busy.unwrap_or(Ratio::ZERO),
-    };
-    match kind {
-        Kind::Never => Bypass::Never,
-        Kind::Always => Bypass::Always,
-        Kind::IslBounding => Bypass::IslBounding(isl),
-        Kind::PrefillLoad => Bypass::PrefillLoad(busy),
-        Kind::IslOrLoad => Bypass::IslOrLoad(isl, busy),
-    }
-}
-
-fn isl_bound(raw: &raw::Bypass, reading: &mut Reading<'_>) -> IslBound {
-    let tokens = |value: &Whole| values::whole(value, 0, MOST_TOKENS).map(Tokens);
-    IslBound {
-        threshold: reading.or(&raw.isl_threshold, ISL_THRESHOLD, tokens),
-        ratio: reading.or(
-            &raw.isl_ratio_threshold,
-            ratio(ISL_RATIO_THRESHOLD),
-            |value| values::ratio(value, 1.0),
-        ),
-        cold_bypass_below: reading.or(&raw.cold_bypass_below, COLD_BYPASS_BELOW, tokens),
-        tier_credit: reading.or(&raw.tier_credit, TierCredit::Full, |text| {
-            values::word(
-                text,
-                &[
-                    ("Full", TierCredit::Full),
-                    ("Weighted", TierCredit::Weighted),
-                ],
-            )
-        }),
-    }
-}
-
-fn gate(raw: &raw::Bypass, reading: &mut Reading<'_>) -> DecodeGate {
-    let words = [
-        ("Reported", CapacitySource::Reported),
-        ("Configured", CapacitySource::Configured),
-        ("Assumed", CapacitySource::Assumed),
-    ];
-    let mut trust: Vec<CapacitySource> = Vec::new();
-    for source in reading.each(&raw.trust_capacity, |text| values::word(text, &words)) {
-        if !trust.contains(&source) {
-            trust.push(source);
-        }
-    }
-    match &raw.trust_capacity {
-        Field::Given(list) if list.value.is_empty() => {
-            let expected = "at least one of Reported, Configured and Assumed";
-            reading
-                .report
-                .fault(list.at, Wrong::new(expected, "an empty list"));
-        }
-        Field::Given(_) => {}
-        Field::Absent | Field::Faulty => trust.extend(TRUST),
-    }
-    let threshold = reading.optional(&raw.decode_busy_threshold, |value| {
-        values::ratio(value, LARGEST_FACTOR)
-    });
-    match threshold {
-        Some(threshold) => DecodeGate::On { threshold, trust },
-        None => DecodeGate::Off,
     }
 }
 
@@ -402,9 +268,4 @@ fn target(raw: &Field<raw::TargetRef>, reading: &mut Reading<'_>) -> Option<Targ
         kind: kind?,
         name: name?,
     })
-}
-
-/// A constant as a ratio.
-fn ratio(value: f64) -> Ratio {
-    Ratio::new(value).unwrap_or(Ratio::ZERO)
 }

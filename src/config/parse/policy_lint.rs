@@ -6,7 +6,7 @@
 
 use crate::config::node::NodeId;
 use crate::config::parse::Reading;
-use crate::config::parse::policy::Kind;
+use crate::config::parse::bypass::Kind;
 use crate::config::raw;
 use crate::config::shape::{Field, Number, Spot};
 use crate::decide::policy::{Match, Rule};

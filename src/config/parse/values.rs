@@ -119,7 +119,7 @@ fn read_bytes(size: &Size) -> Option<u64> {
 fn in_binary(bytes: u64) -> String {
     let unit = BINARY
         .iter()
-        .find(|(_, factor)| *factor <= bytes && bytes % factor == 0);
+        .find(|(_, factor)| *factor <= bytes && bytes.is_multiple_of(*factor));
     match unit {
         Some((unit, factor)) => format!("{}{unit}", bytes / factor),
         None => bytes.to_string(),
