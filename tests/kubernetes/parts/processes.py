@@ -5,7 +5,6 @@ Invariant: a started child is ended by `stop`, and by the kernel if this process
 """
 
 import ctypes
-import os
 import pathlib
 import signal
 import socket
@@ -28,7 +27,7 @@ class Child:
         self.log = pathlib.Path(folder) / f"{name}.log"
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=log,
-                                            stderr=subprocess.STDOUT, env=env, preexec_fn=_die_with_parent)
+                                            stderr=subprocess.STDOUT, env=env, preexec_fn=die_with_parent)
 
     @property
     def pid(self):
@@ -78,7 +77,6 @@ def free_port(address="127.0.0.1"):
         return probe.getsockname()[1]
 
 
-def _die_with_parent():
+def die_with_parent():
+    """Runs in a child before its program: the kernel kills the child when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() == 1 and not os.environ.get("SIDESTEP_PARTS_ISOLATED"):
-        os._exit(1)

@@ -1,0 +1,449 @@
+"""The life of one pod on the node: sandbox, init containers, containers, probes, status, end.
+
+Lives here: the order of things and what a kubelet would report. Never here: how a process is confined (`container.py`).
+Invariant: one thread owns a pod; the status it reports is what it saw of the processes, never a wish.
+
+A container whose image stands for no program here is *pretended*: reported running and ready, nothing runs.
+"""
+
+import base64
+import datetime
+import pathlib
+import shutil
+import signal
+import subprocess
+import threading
+import time
+
+import isolated
+import probes
+from api import ApiError
+from container import Container, expand
+from processes import die_with_parent
+from volumes import Volumes, field
+
+TICK = 0.1
+VOLUME_SECONDS = 1.0
+UNREADY_SECONDS = 0.2   # how often a container that is not ready yet is asked, whatever its period
+RESTART_SECONDS = 0.5   # first delay before a restart; doubles up to ten times as much
+
+
+class Pod(threading.Thread):
+    """One pod. `node` gives the API, images, addresses and folders; `update` and `vanish` bring news."""
+
+    def __init__(self, node, found):
+        super().__init__(daemon=True, name=found["metadata"]["name"])
+        self.node, self.object = node, found
+        self.meta = found["metadata"]
+        self.path = f"/api/v1/namespaces/{self.meta['namespace']}/pods/{self.meta['name']}"
+        self.folder = node.folder / "pods" / f"{self.meta['namespace']}_{self.meta['name']}_{self.meta['uid'][:8]}"
+        self.news = threading.Condition()
+        self.gone = self.stopping = False
+        self.address, self.sandbox, self.reported = None, None, None
+        self.volumes = Volumes(node.api, found, self.folder / "volumes")
+        self.volumes_due = 0.0
+        self.runs = {}
+        self.started_at = _now()
+
+    # ---- news from the watch ---------------------------------------------------------------------------------------
+
+    def update(self, found):
+        with self.news:
+            self.object = found
+            self.news.notify()
+
+    def vanish(self):
+        with self.news:
+            self.gone = True
+            self.news.notify()
+
+    def stop(self):
+        with self.news:
+            self.stopping = True
+            self.news.notify()
+
+    def ending(self):
+        return self.gone or self.stopping or "deletionTimestamp" in self.object["metadata"]
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def run(self):
+        try:
+            if self._bind() and self._prepare():
+                self._live()
+        except ApiError as error:
+            self.node.say(f"{self.name}: {error}")
+        finally:
+            self._end()
+
+    def _bind(self):
+        """Does the scheduler's work: every pod goes to the one node."""
+        if self.object["spec"].get("nodeName"):
+            return True
+        try:
+            self.node.api.post(f"{self.path}/binding", {
+                "apiVersion": "v1", "kind": "Binding", "metadata": {"name": self.meta["name"]},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": self.node.name}})
+        except ApiError as error:
+            if error.status in (404, 409):
+                return error.status == 409
+            raise
+        return True
+
+    def _prepare(self):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "volumes").mkdir(exist_ok=True)
+        self.address = self.node.take_address()
+        self._sandbox()
+        self._etc()
+        self.object.setdefault("status", {}).update(podIP=self.address, hostIP=isolated.NODE_ADDRESS)
+        while not self.ending():
+            try:
+                self.volumes.lay()
+                break
+            except ApiError as error:
+                self.node.say(f"{self.name}: waits for {error}")
+                self._report(waiting="ContainerCreating")
+                self._wait(0.5)
+        spec = self.object["spec"]
+        for container in spec.get("initContainers", []):
+            if not self._init(container):
+                return False
+        for container in spec["containers"]:
+            self.runs[container["name"]] = Run(self, container)
+            self.runs[container["name"]].start()
+        return not self.ending()
+
+    def _init(self, container):
+        run = self.runs[container["name"]] = Run(self, container)
+        run.start()
+        while not self.ending():
+            run.look()
+            self._report(waiting="PodInitializing")
+            if run.pretended or (container.get("restartPolicy") == "Always" and run.startup_passed):
+                return True
+            if run.code == 0 and container.get("restartPolicy") != "Always":
+                return True
+            if run.code is not None and self.object["spec"].get("restartPolicy") == "Never":
+                self._report(phase="Failed")
+                return False
+            self._wait(TICK)
+        return False
+
+    def _live(self):
+        while not self.ending():
+            for run in self.runs.values():
+                run.look()
+            self._report()
+            if time.monotonic() >= self.volumes_due:
+                self.volumes_due = time.monotonic() + VOLUME_SECONDS
+                try:
+                    self.volumes.lay()
+                except ApiError as error:
+                    self.node.say(f"{self.name}: keeps its files: {error}")
+            self._wait(TICK)
+
+    def _wait(self, seconds):
+        with self.news:
+            if not self.ending():
+                self.news.wait(seconds)
+
+    def _end(self):
+        grace = self.object["metadata"].get("deletionGracePeriodSeconds", 30)
+        deadline = time.monotonic() + (0 if self.stopping or self.gone else grace)
+        running = [run for run in self.runs.values() if run.code is None and not run.pretended]
+        for run in running:
+            if time.monotonic() < deadline:
+                run.pre_stop(deadline)
+        for run in running:
+            run.container.signal(signal.SIGTERM)
+        while time.monotonic() < deadline and any(run.container.exit_code() is None for run in running):
+            time.sleep(0.02)
+        for run in running:
+            if run.container.exit_code() is None:
+                run.container.kill()
+            run.code = run.container.exit_code()
+        if self.sandbox:
+            self.sandbox.kill()
+            self.sandbox.wait()
+        if not self.gone and not self.stopping:
+            try:
+                self._report()
+                self.node.api.delete(self.path, {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
+                                                 "preconditions": {"uid": self.meta["uid"]}})
+            except ApiError as error:
+                if error.status not in (404, 409):
+                    self.node.say(f"{self.name}: {error}")
+        for run in self.runs.values():
+            shutil.rmtree(self.folder / run.spec["name"] / "root", ignore_errors=True)
+
+    # ---- sandbox ---------------------------------------------------------------------------------------------------
+
+    def _sandbox(self):
+        """Network, IPC and host-name namespaces held open by a sleeping process, joined to the bridge by a veth pair."""
+        ready = self.folder / "sandbox.ready"
+        self.sandbox = subprocess.Popen(
+            ["unshare", "--net", "--ipc", "--uts", "sh", "-c",
+             f"hostname {self.meta['name'][:63]}; : > '{ready}'; exec sleep infinity"],
+            stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)
+        while not ready.exists() and self.sandbox.poll() is None:
+            time.sleep(0.005)
+        pid = self.sandbox.pid
+        link = f"veth{int(self.address.split('.')[2]):02x}{int(self.address.split('.')[3]):02x}"
+        _ip(f"link add {link} type veth peer name eth0 netns {pid}")
+        _ip(f"link set {link} master {isolated.BRIDGE} up")
+        inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip"]
+        for line in ("link set lo up", f"addr add {self.address}/{isolated.POD_PREFIX} dev eth0", "link set eth0 up",
+                     f"route add default via {isolated.NODE_ADDRESS}"):
+            subprocess.run([*inside, *line.split()], check=True)
+
+    def _etc(self):
+        etc = self.folder / "etc"
+        etc.mkdir(exist_ok=True)
+        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.meta['name']}\n")
+        search = f"{self.meta['namespace']}.svc.cluster.local svc.cluster.local cluster.local"
+        (etc / "resolv.conf").write_text(f"nameserver {isolated.NODE_ADDRESS}\nsearch {search}\noptions ndots:5\n")
+        (etc / "passwd").write_text("root:x:0:0::/:/bin/sh\nnonroot:x:65532:65532::/:/bin/sh\n")
+        (etc / "group").write_text("root:x:0:\nnonroot:x:65532:\n")
+        (etc / "nsswitch.conf").write_text("hosts: files dns\n")
+
+    # ---- status ----------------------------------------------------------------------------------------------------
+
+    def _report(self, phase=None, waiting=None):
+        spec = self.object["spec"]
+        statuses = [self._container_status(one, waiting) for one in spec["containers"]]
+        init = [self._container_status(one, waiting) for one in spec.get("initContainers", [])]
+        runs = [self.runs[one["name"]] for one in spec["containers"] if one["name"] in self.runs]
+        complete = len(runs) == len(spec["containers"])
+        ended = complete and all(run.code is not None and not run.will_restart() for run in runs)
+        if phase is None:
+            phase = "Pending" if not complete else "Running"
+            if ended:
+                phase = "Succeeded" if all(run.code == 0 for run in runs) else "Failed"
+        ready = complete and not ended and all(run.ready for run in runs)
+        reason = "PodCompleted" if phase == "Succeeded" else "ContainersNotReady"
+        conditions = [_condition("PodScheduled", True), _condition("PodReadyToStartContainers", True),
+                      _condition("Initialized", complete), _condition("ContainersReady", ready, reason),
+                      _condition("Ready", ready and not self.object["metadata"].get("deletionTimestamp"), reason)]
+        status = {"phase": phase, "hostIP": isolated.NODE_ADDRESS, "hostIPs": [{"ip": isolated.NODE_ADDRESS}],
+                  "podIP": self.address, "podIPs": [{"ip": self.address}], "startTime": self.started_at,
+                  "containerStatuses": statuses, "initContainerStatuses": init or None, "conditions": conditions}
+        plain = {**status, "conditions": [(one["type"], one["status"]) for one in conditions]}
+        if plain == self.reported:
+            return
+        try:
+            self.node.api.patch(f"{self.path}/status", {"metadata": {"uid": self.meta["uid"]}, "status": status})
+            self.reported = plain
+        except ApiError as error:
+            if error.status in (404, 409):
+                self.gone = error.status == 404 or self.gone
+            else:
+                self.node.say(f"{self.name}: {error}")
+
+    def _container_status(self, spec, waiting):
+        run = self.runs.get(spec["name"])
+        status = {"name": spec["name"], "image": spec["image"], "imageID": f"parts://{spec['image']}",
+                  "ready": bool(run and run.ready), "started": bool(run and run.startup_passed),
+                  "restartCount": run.restarts if run else 0, "lastState": {}}
+        if run is None:
+            status["state"] = {"waiting": {"reason": waiting or "PodInitializing"}}
+        elif run.code is None:
+            status["state"] = {"running": {"startedAt": run.started_at}}
+            status["containerID"] = f"parts://{self.meta['uid']}/{spec['name']}/{run.restarts}"
+        elif run.will_restart():
+            status["state"] = {"waiting": {"reason": "CrashLoopBackOff", "message": f"exit code {run.code}"}}
+        else:
+            status["state"] = {"terminated": {"exitCode": run.code, "startedAt": run.started_at,
+                                              "reason": "Completed" if run.code == 0 else "Error",
+                                              "finishedAt": run.ended_at}}
+        return status
+
+
+class Run:
+    """One container of a pod through all its restarts."""
+
+    def __init__(self, pod, spec):
+        self.pod, self.spec = pod, spec
+        self.image = pod.node.image(spec["image"])
+        self.pretended = self.image is None
+        self.container, self.code = None, None
+        self.restarts, self.delay, self.restart_at = 0, RESTART_SECONDS, 0.0
+        self.started_at = self.ended_at = None
+        self._fresh()
+
+    def _fresh(self):
+        self.ready = self.pretended
+        self.startup_passed = self.pretended or "startupProbe" not in self.spec
+        self.counts, self.due = {}, {}
+
+    def start(self):
+        self.started_at, self.code = _now(), None
+        self._fresh()
+        self.begun = time.monotonic()
+        if self.pretended:
+            return
+        env = self._environment()
+        security = {**self.pod.object["spec"].get("securityContext", {}), **self.spec.get("securityContext", {})}
+        self.container = Container(self.spec, self.image, env, self._mounts(env), self.pod.sandbox.pid,
+                                   self.pod.folder / self.spec["name"], security)
+
+    def will_restart(self):
+        policy = self.spec.get("restartPolicy") or self.pod.object["spec"].get("restartPolicy", "Always")
+        return policy == "Always" or (policy == "OnFailure" and self.code != 0)
+
+    def look(self):
+        """Sees what became of the process, restarts it when due, and asks the probes that are due."""
+        if self.pretended:
+            return
+        now = time.monotonic()
+        if self.code is None:
+            self.code = self.container.exit_code()
+            if self.code is not None:
+                self.ended_at, self.ready = _now(), False
+                self.restart_at, self.delay = now + self.delay, min(self.delay * 2, RESTART_SECONDS * 10)
+        if self.code is not None:
+            if self.will_restart() and now >= self.restart_at:
+                self.restarts += 1
+                self.start()
+            return
+        if not self.startup_passed:
+            outcome = self._ask("startupProbe", now, eager=True)
+            self.startup_passed = outcome is True
+            if outcome is False:
+                self.container.kill()
+            return
+        if "readinessProbe" in self.spec:
+            outcome = self._ask("readinessProbe", now, eager=not self.ready)
+            self.ready = self.ready if outcome is None else outcome
+        else:
+            self.ready = True
+        if "livenessProbe" in self.spec and self._ask("livenessProbe", now, eager=False) is False:
+            self.container.kill()
+
+    def _ask(self, kind, now, eager):
+        """True or False once a threshold is reached, None otherwise. Failures count once per period."""
+        probe = self.spec[kind]
+        period = probe.get("periodSeconds", 10)
+        first = self.begun + probe.get("initialDelaySeconds", 0)
+        due, counted_due = self.due.get(kind, (first, first))
+        if now < due:
+            return None
+        ports = {port["name"]: port["containerPort"] for port in self.spec.get("ports", []) if "name" in port}
+        passed = probes.attempt(probe, ports, self.pod.address, self.container.run_inside)
+        passes, failures = self.counts.get(kind, (0, 0))
+        if passed:
+            passes, failures = passes + 1, 0
+        elif now >= counted_due:
+            passes, failures = 0, failures + 1
+        if now >= counted_due:
+            counted_due = now + period
+        self.due[kind] = (now + (min(period, UNREADY_SECONDS) if eager else period), counted_due)
+        self.counts[kind] = (passes, failures)
+        if passes >= probe.get("successThreshold", 1):
+            return True
+        return False if failures >= probe.get("failureThreshold", 3) else None
+
+    def pre_stop(self, deadline):
+        hook = self.spec.get("lifecycle", {}).get("preStop", {})
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            if "exec" in hook:
+                self.container.run_inside(hook["exec"]["command"], left)
+            elif "httpGet" in hook:
+                probes.attempt({"httpGet": hook["httpGet"], "timeoutSeconds": left},
+                               {port.get("name"): port["containerPort"] for port in self.spec.get("ports", [])},
+                               self.pod.address, None)
+            elif "sleep" in hook:
+                end = time.monotonic() + min(left, hook["sleep"]["seconds"])
+                while time.monotonic() < end and self.container.exit_code() is None:
+                    time.sleep(0.05)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def _mounts(self, env):
+        mounts = []
+        for mount in self.spec.get("volumeMounts", []):
+            source = self.pod.volumes.path(mount["name"])
+            part = mount.get("subPath") or expand(mount.get("subPathExpr", ""), env)
+            if part:
+                source = source / part
+                if not source.exists():
+                    source.mkdir(parents=True)
+                    source.chmod(0o777)
+            declared = next(one for one in self.pod.object["spec"]["volumes"] if one["name"] == mount["name"])
+            mounts.append((mount["mountPath"], source, bool(mount.get("readOnly")) or "emptyDir" not in declared))
+        return sorted(mounts, key=lambda one: len(pathlib.PurePath(one[0]).parts))
+
+    def _environment(self):
+        pod = self.pod.object
+        env = {"HOSTNAME": self.pod.meta["name"]}
+        if pod["spec"].get("enableServiceLinks", True):
+            env |= {"KUBERNETES_SERVICE_HOST": self.pod.node.service_host, "KUBERNETES_SERVICE_PORT": "443",
+                    "KUBERNETES_SERVICE_PORT_HTTPS": "443"}
+        else:
+            env |= {"KUBERNETES_SERVICE_HOST": self.pod.node.service_host, "KUBERNETES_SERVICE_PORT": "443"}
+        for source in self.spec.get("envFrom", []):
+            kind = "configMapRef" if "configMapRef" in source else "secretRef"
+            data = self._data(kind.removesuffix("Ref"), source[kind])
+            env |= {source.get("prefix", "") + key: value for key, value in data.items()}
+        for entry in self.spec.get("env", []):
+            value = self._value(entry, env)
+            if value is not None:
+                env[entry["name"]] = value
+        return env
+
+    def _value(self, entry, env):
+        source = entry.get("valueFrom")
+        if source is None:
+            return expand(entry.get("value", ""), env)
+        if "fieldRef" in source:
+            return field(self.pod.object, source["fieldRef"]["fieldPath"])
+        if "resourceFieldRef" in source:
+            return _resource(self.spec, source["resourceFieldRef"])
+        for kind in ("configMap", "secret"):
+            reference = source.get(f"{kind}KeyRef")
+            if reference:
+                return self._data(kind, reference).get(reference["key"])
+        return None
+
+    def _data(self, kind, reference):
+        path = f"/api/v1/namespaces/{self.pod.meta['namespace']}/{kind}s".lower()
+        try:
+            data = self.pod.node.api.get(f"{path}/{reference['name']}").get("data", {})
+        except ApiError as error:
+            if error.status == 404 and reference.get("optional"):
+                return {}
+            raise
+        return data if kind == "configMap" else {key: base64.b64decode(text).decode() for key, text in data.items()}
+
+
+_UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9, "m": 1e-3, "": 1}
+
+
+def _resource(spec, reference):
+    """`limits.cpu` and the like; rounded up to the divisor, as the kubelet does."""
+    side, name = reference["resource"].split(".", 1)
+    found = spec.get("resources", {}).get(side, {}).get(name) or ("1" if name == "cpu" else "1Gi")
+    value, divisor = (_quantity(str(one)) for one in (found, reference.get("divisor") or "1"))
+    divisor = divisor or 1
+    return str(int(-(-value // divisor)))
+
+
+def _quantity(text):
+    number = text.rstrip("KMGikm")
+    return float(number) * _UNITS[text[len(number):]]
+
+
+def _condition(kind, holds, reason=None):
+    condition = {"type": kind, "status": "True" if holds else "False", "lastTransitionTime": _now()}
+    if not holds and reason:
+        condition["reason"] = reason
+    return condition
+
+
+def _now():
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _ip(line):
+    subprocess.run(["ip", *line.split()], check=True)
