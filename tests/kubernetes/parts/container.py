@@ -86,7 +86,7 @@ class Container:
     def _script(self, image, mounts, security, command):
         root = shlex.quote(str(self.root))
         lines = [
-            "set -e", f"mount -t tmpfs -o mode=755 tmpfs {root}", f"cd {root}",
+            "set -e", "unset OLDPWD", f"mount -t tmpfs -o mode=755 tmpfs {root}", f"cd {root}",
             "mkdir -p usr proc dev etc tmp run var", "chmod 1777 tmp",
             "for link in bin sbin lib lib64; do ln -s usr/$link $link; done",
             "mount --rbind /usr usr", "mount -o remount,bind,ro usr",
@@ -94,7 +94,7 @@ class Container:
             "for node in null zero random urandom; do : > dev/$node; mount --bind /dev/$node dev/$node; done",
             "ln -s /proc/self/fd dev/fd; ln -s /proc/self/fd/1 dev/stdout; ln -s /proc/self/fd/2 dev/stderr",
             "mount -t proc proc proc",
-            "if [ -d /etc/ssl ]; then mkdir etc/ssl; mount --bind /etc/ssl etc/ssl; fi",
+            "if [ -d /etc/ssl ]; then mkdir etc/ssl; mount --bind /etc/ssl etc/ssl; mount -o remount,bind,ro etc/ssl; fi",
             f"for file in hosts resolv.conf passwd group nsswitch.conf; do cp {shlex.quote(str(self.folder.parent))}"
             "/etc/$file etc/$file; done",
         ]

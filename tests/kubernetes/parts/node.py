@@ -7,6 +7,7 @@ Invariant: it runs inside `isolated.py`'s namespaces only; a pod's address is ne
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
 import signal
@@ -45,7 +46,10 @@ class Node:
             "conditions": [{"type": "Ready", "status": "True", "reason": "PartsReady"}]}})
 
     def run(self):
-        follow(self.api, "/api/v1/pods", self._halted, self._changed, self._deleted, self._seen)
+        follow(self.api, "/api/v1/pods", self.halted, self._changed, self._deleted, self._seen)
+
+    def end(self):
+        """Ends every pod's processes; the API keeps the pods, as when a node is lost."""
         with self.lock:
             pods = list(self.pods.values())
         for pod in pods:
@@ -61,16 +65,13 @@ class Node:
     def take_address(self):
         with self.lock:
             self.last_address += 1
-            number = 255 + self.last_address  # from 10.77.1.0 on; the node's own /24 stays free
-            if number % 256 in (0, 255):
-                self.last_address += 2 - number % 256 // 255
-                number = 255 + self.last_address
-        return f"10.77.{number // 256}.{number % 256}"
+            third, fourth = divmod(self.last_address - 1, 250)
+        return f"10.77.{1 + third}.{1 + fourth}"
 
     def say(self, text):
         print(text, file=sys.stderr, flush=True)
 
-    def _halted(self, seconds=0.0):
+    def halted(self, seconds=0.0):
         return self.stopped.wait(seconds) if seconds else self.stopped.is_set()
 
     def _changed(self, found):
@@ -83,9 +84,7 @@ class Node:
                 pod = self.pods[uid] = Pod(self, found)
                 pod.start()
                 return
-        if pod.is_alive():
-            pod.update(found)
-        elif "deletionTimestamp" in found["metadata"]:
+        if not pod.update(found) and "deletionTimestamp" in found["metadata"]:
             self._finish(found)
 
     def _finish(self, found):
@@ -126,17 +125,11 @@ def main():
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: node.stopped.set())
     node.register()
-    services.start(api, node._halted)
-    watcher = threading.Thread(target=node.run)
-    watcher.start()
+    services.start(api, node.halted)
+    threading.Thread(target=node.run, daemon=True).start()
     (pathlib.Path(arguments.folder) / "node.ready").touch()
     node.stopped.wait()
-    # The watch may be waiting for its next line: the pods end now, the process with them.
-    for pod in list(node.pods.values()):
-        pod.stop()
-    for pod in list(node.pods.values()):
-        pod.join(STOP_SECONDS)
-    import os
+    node.end()
     os._exit(0)
 
 

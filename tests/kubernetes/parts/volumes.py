@@ -5,6 +5,7 @@ Invariant: a reader sees either all old or all new files of a volume (`..data` i
 """
 
 import base64
+import datetime
 import pathlib
 
 from api import ApiError
@@ -114,6 +115,11 @@ def field(pod, path):
     for part in path.split("."):
         value = value.get(part, "") if isinstance(value, dict) else ""
     return str(value)
+
+
+def timestamp():
+    """The time as the API writes it."""
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _items(source, data):
