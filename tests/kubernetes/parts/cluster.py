@@ -9,7 +9,9 @@ import json
 import os
 import pathlib
 import secrets
+import shutil
 import subprocess
+import urllib.request
 
 from api import Api
 from processes import Child, StartError, free_port
@@ -33,7 +35,7 @@ class Cluster:
         self.folder = pathlib.Path(folder).resolve()
         self.programs, self.address, self.fixed_port = programs, address, fixed_port
         self.children = []
-        self.port, self.api, self.token = None, None, None
+        self.port, self.etcd_port, self.api, self.token = None, None, None, None
         self.kubeconfig = self.folder / "admin.kubeconfig"
         self.ca = self.folder / "pki" / "ca.crt"
 
@@ -63,6 +65,25 @@ class Cluster:
             child.stop()
         self.children.clear()
 
+    def restart_apiserver(self):
+        """An outage of some seconds; all history is compacted meanwhile, so a watch from before it gets a 410."""
+        old = self._child("kube-apiserver")
+        old.stop()
+        self.children.remove(old)
+        self._compact()
+        self._apiserver()
+
+    def _child(self, name):
+        return next(child for child in self.children if child.name == name)
+
+    def _compact(self):
+        def call(path, body):
+            request = urllib.request.Request(f"http://127.0.0.1:{self.etcd_port}/v3/kv/{path}", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return json.load(answer)
+        newest = call("range", {"key": "AA=="})["header"]["revision"]
+        call("compaction", {"revision": newest, "physical": True})
+
     def _start_with_retry(self):
         # A free port can be taken between the look and the bind: another one is tried.
         for attempt in range(3):
@@ -74,7 +95,9 @@ class Cluster:
                     raise
 
     def _etcd_and_apiserver(self):
+        shutil.rmtree(self.folder / "etcd", ignore_errors=True)
         client, peer = free_port(), free_port()
+        self.etcd_port = client
         etcd = Child("etcd", [
             self.programs["etcd"], "--name=parts", f"--data-dir={self.folder / 'etcd'}", "--unsafe-no-fsync",
             f"--listen-client-urls=http://127.0.0.1:{client}", f"--advertise-client-urls=http://127.0.0.1:{client}",
@@ -82,11 +105,15 @@ class Cluster:
             f"--initial-cluster=parts=http://127.0.0.1:{peer}", "--log-level=warn"], self.folder)
         self.children.append(etcd)
         self.port = self.fixed_port or free_port(self.address)
-        apiserver = Child("kube-apiserver", [self.programs["kube-apiserver"], *self._flags(client)], self.folder)
-        self.children.append(apiserver)
         self.api = Api(self.address, self.port, self.ca, self.token)
-        apiserver.wait_until(lambda: self.api.get("/readyz") == "ok", 120)
+        self._apiserver()
         _write_kubeconfig(self.kubeconfig, self.address, self.port, self.ca, self.token)
+
+    def _apiserver(self):
+        apiserver = Child("kube-apiserver", [self.programs["kube-apiserver"], *self._flags(self.etcd_port)],
+                          self.folder)
+        self.children.append(apiserver)
+        apiserver.wait_until(lambda: self.api.get("/readyz") == "ok", 120)
 
     def _flags(self, etcd_port):
         pki = self.folder / "pki"

@@ -138,7 +138,8 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("fetch", help="obtain parts into the cache and print their paths as JSON")
     one.add_argument("names", nargs="*", default=["all"], help=f"{', '.join(GROUPS)} or single programs")
-    one = commands.add_parser("up", help="start, print one line of JSON, end on SIGTERM or with the parent process")
+    one = commands.add_parser("up", help="start, print one line of JSON, end on SIGTERM or with the parent process; "
+                                         "SIGUSR1 restarts the API server with its history compacted")
     one.add_argument("--dir", help="folder for state and logs (default: a temporary one, removed at the end)")
     one.add_argument("--node", action="store_true", help="run pods (needs `isolated`)")
     one.add_argument("--gateway", action="store_true", help="install Envoy Gateway (needs `isolated`)")
@@ -170,7 +171,8 @@ def _isolated(arguments):
 
 def _up(arguments):
     command = arguments.run[1:] if arguments.run[:1] == ["--"] else arguments.run
-    ended = threading.Event()
+    ended, restart = threading.Event(), threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: restart.set())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     parent = os.getppid()
@@ -182,8 +184,11 @@ def _up(arguments):
             if command:
                 return subprocess.run(command, env=parts.environment(), check=False).returncode & 0xFF
             parts.environment()
-            while not ended.wait(0.5) and os.getppid() == parent:
-                pass
+            while not ended.wait(0.2) and os.getppid() == parent:
+                if restart.is_set():
+                    restart.clear()
+                    parts.cluster.restart_apiserver()
+                    print(json.dumps(parts.describe()), flush=True)
             return 0
     finally:
         if not arguments.dir:
