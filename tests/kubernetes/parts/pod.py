@@ -150,11 +150,12 @@ class Pod(threading.Thread):
         grace = self.object["metadata"].get("deletionGracePeriodSeconds", 30)
         deadline = time.monotonic() + (0 if self.stopping or self.gone else grace)
         running = [run for run in self.runs.values() if run.code is None and not run.pretended]
-        for run in running:
-            if time.monotonic() < deadline:
-                run.pre_stop(deadline)
-        for run in running:
-            run.container.signal(signal.SIGTERM)
+        # Side by side: one container's hook may wait for another's.
+        endings = [threading.Thread(target=self._terminate, args=(run, deadline), daemon=True) for run in running]
+        for ending in endings:
+            ending.start()
+        for ending in endings:
+            ending.join(max(0.1, deadline - time.monotonic()))
         while time.monotonic() < deadline and any(run.container.exit_code() is None for run in running):
             time.sleep(0.02)
         for run in running:
@@ -176,6 +177,12 @@ class Pod(threading.Thread):
                     self.node.say(f"{self.name}: {error}")
         for run in self.runs.values():
             shutil.rmtree(self.folder / run.spec["name"] / "root", ignore_errors=True)
+
+    @staticmethod
+    def _terminate(run, deadline):
+        if time.monotonic() < deadline:
+            run.pre_stop(deadline)
+        run.container.signal(signal.SIGTERM)
 
     # ---- sandbox ---------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ class Table:
 
     def __init__(self, api, loop):
         self.api, self.loop = api, loop
-        self.services, self.slices, self.listeners = {}, {}, {}
+        self.services, self.slices, self.listeners, self.turn = {}, {}, {}, 0
         self.balancers = iter(ipaddress.ip_network(isolated.LOAD_BALANCER_RANGE).hosts())
 
     def service_changed(self, found):
@@ -90,16 +90,15 @@ class Table:
 
     async def _forward(self, uid, port_name, reader, writer):
         targets = self.endpoints(uid, port_name)
-        self.turn = getattr(self, "turn", 0) + 1
-        try:
-            if not targets:
-                return
-            upstream = await asyncio.open_connection(*targets[self.turn % len(targets)])
-            await asyncio.gather(_pipe(reader, upstream[1]), _pipe(upstream[0], writer))
-        except OSError:
-            pass
-        finally:
-            writer.close()
+        self.turn += 1
+        if targets:
+            try:
+                from_pod, to_pod = await asyncio.open_connection(*targets[self.turn % len(targets)])
+                await asyncio.gather(_pipe(reader, to_pod), _pipe(from_pod, writer))
+                to_pod.close()
+            except OSError:
+                pass
+        writer.close()
 
     def lookup(self, name):
         """IPv4 addresses of a name under `cluster.local`, None when it does not exist."""
