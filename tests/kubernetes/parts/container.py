@@ -6,6 +6,7 @@ Invariant: the process sees the file tree that the pod declares and nothing writ
 Not like a real runtime: no cgroup limits, no seccomp filter, and the machine's /usr (read-only) instead of an image.
 """
 
+import os
 import pathlib
 import re
 import shlex
@@ -29,6 +30,8 @@ class Container:
         command = self._command(image, env)
         script = self._script(image, mounts, security, command)
         with open(self.folder / "log", "ab") as log:
+            # /dev/stdout is this file: like a container runtime, let the container's user open it again
+            os.fchown(log.fileno(), *_user(image, security))
             self.process = subprocess.Popen(
                 ["nsenter", f"--net=/proc/{sandbox}/ns/net", f"--ipc=/proc/{sandbox}/ns/ipc",
                  f"--uts=/proc/{sandbox}/ns/uts", "unshare", "--mount", "--pid", "--fork", "--kill-child",
@@ -94,7 +97,8 @@ class Container:
             "for node in null zero random urandom; do : > dev/$node; mount --bind /dev/$node dev/$node; done",
             "ln -s /proc/self/fd dev/fd; ln -s /proc/self/fd/1 dev/stdout; ln -s /proc/self/fd/2 dev/stderr",
             "mount -t proc proc proc",
-            "if [ -d /etc/ssl ]; then mkdir etc/ssl; mount --bind /etc/ssl etc/ssl; mount -o remount,bind,ro etc/ssl; fi",
+            "if [ -d /etc/ssl ]; then mkdir etc/ssl; mount --bind /etc/ssl etc/ssl",
+            "mount -o remount,bind,ro etc/ssl; fi",
             f"for file in hosts resolv.conf passwd group nsswitch.conf; do cp {shlex.quote(str(self.folder.parent))}"
             "/etc/$file etc/$file; done",
         ]
@@ -118,10 +122,14 @@ def _bind(source, target, read_only, folder):
     return lines
 
 
+def _user(image, security):
+    user = security.get("runAsUser", image.get("user", IMAGE_USER))
+    return user, security.get("runAsGroup", image.get("group", user))
+
+
 def _drop(image, security):
     """The part of a security context that util-linux can apply."""
-    user = security.get("runAsUser", image.get("user", IMAGE_USER))
-    group = security.get("runAsGroup", image.get("group", user))
+    user, group = _user(image, security)
     groups = security.get("fsGroup")
     command = ["/usr/bin/setpriv", f"--reuid={user}", f"--regid={group}",
                f"--groups={groups}" if groups is not None else "--clear-groups"]
