@@ -53,6 +53,9 @@ GO_PROGRAMS = {
                       + ENVOY_GATEWAY),
 }
 
+# What the chart's build puts into its values template.
+_CHART_FILL = {"GatewayImage": f"envoyproxy/gateway:{ENVOY_GATEWAY}", "GatewayImagePullPolicy": "IfNotPresent"}
+
 # What a test may ask for by one word.
 GROUPS = {
     "tools": ("helm", "kubectl"),
@@ -108,7 +111,7 @@ def _key(name):
         parts = [(HERE / module / "go.mod").read_bytes(), (HERE / module / "go.sum").read_bytes(),
                  package.encode(), flags.encode()]
     elif name == "gateway-chart":
-        parts = [(HERE / "gateway" / "go.sum").read_bytes(), ENVOY_GATEWAY.encode()]
+        parts = [(HERE / "gateway" / "go.sum").read_bytes(), repr(_CHART_FILL).encode()]
     elif name == "envoy":
         parts = [ENVOY_WHEEL[1].encode()]
     elif name in ("helm", "kubectl"):
@@ -156,9 +159,8 @@ def _gateway_chart(target):
     shutil.copytree(pathlib.Path(out.strip()) / "charts" / "gateway-helm", target)
     for path in [target, *target.rglob("*")]:  # files of the module cache are read-only
         path.chmod(0o755 if path.is_dir() else 0o644)
-    fill = {"GatewayImage": f"docker.io/envoyproxy/gateway:{ENVOY_GATEWAY}", "GatewayImagePullPolicy": "IfNotPresent"}
     values = (target / "values.tmpl.yaml").read_text()
-    (target / "values.yaml").write_text(re.sub(r"\$\{(\w+)\}", lambda found: fill[found[1]], values))
+    (target / "values.yaml").write_text(re.sub(r"\$\{(\w+)\}", lambda found: _CHART_FILL[found[1]], values))
 
 
 # ---- wheels and tarballs -------------------------------------------------------------------------------------------

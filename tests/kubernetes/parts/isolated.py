@@ -29,7 +29,8 @@ def inside():
 
 
 def run(arguments):
-    """Runs `arguments` in new namespaces and returns the exit status. Needs root, or unprivileged user namespaces.
+    """Runs `arguments` in new namespaces and returns the exit status. Needs root for pods; without it only the
+    control plane works, in a user namespace.
 
     SIGTERM and SIGINT end all of it at once, and so does the end of this process.
     """

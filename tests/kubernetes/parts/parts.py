@@ -26,7 +26,9 @@ from cluster import Cluster  # noqa: E402
 from fetch import GROUPS, FetchError, fetch  # noqa: E402
 from processes import Child, StartError  # noqa: E402
 
-SHELL_IMAGES = ("busybox", "curlimages/curl", "alpine")
+# Images of other people that charts use for small jobs: the machine's own programs stand for them.
+TOOL_IMAGES = {"busybox": {"entrypoint": [], "args": ["sh"]}, "alpine": {"entrypoint": [], "args": ["sh"]},
+               "curlimages/curl": {"entrypoint": ["curl"]}}
 
 
 class Parts:
@@ -100,7 +102,7 @@ class Parts:
         return found
 
     def _start_node(self):
-        images = {name: {"entrypoint": ["sh", "-c"]} for name in SHELL_IMAGES}
+        images = dict(TOOL_IMAGES)
         if self.with_gateway:
             images |= gateway.images(self.programs)
         images |= {name: _image(value) for name, value in self.images.items()}
