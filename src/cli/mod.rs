@@ -36,7 +36,7 @@ enum Command {
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
-    Engine(engine::EngineArgs),
+    Engine(Box<engine::EngineArgs>),
 }
 
 /// Runs the program.
@@ -63,7 +63,7 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
             Command::Demo(args) => demo::run(args).await,
-            Command::Engine(args) => engine::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });
     // Blocking work that is still queued (a prompt of a request that nobody waits for) must not hold the exit.
@@ -82,6 +82,8 @@ fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
         .map(str::to_owned)
         .or_else(|| std::env::var("RUST_LOG").ok())
         .unwrap_or_else(|| quiet.to_owned());
+    // The tokenizer reports its set-up at info; a filter that names it still wins.
+    let filter = format!("tk_encode=warn,{filter}");
     let builder = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
         .with_writer(std::io::stderr);
