@@ -48,6 +48,14 @@ pub fn main() -> ExitCode {
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    // A panic message of a library may quote its input, which may be a prompt: only the place is told.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(
+            place = place.as_deref().unwrap_or("unknown"),
+            "a panic was caught"
+        );
+    }));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
