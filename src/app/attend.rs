@@ -67,11 +67,8 @@ impl Attendant {
             }
         }
         self.scrapers.follow(&self.roster.view());
-        self.sources.set(
-            self.feeds
-                .iter()
-                .map(|(id, feed)| (*id, Arc::clone(feed))),
-        );
+        self.sources
+            .set(self.feeds.iter().map(|(id, feed)| (*id, Arc::clone(feed))));
         for pod in &changes.removed {
             self.index.forget(pod.id);
             self.ledger.forget(pod.id);

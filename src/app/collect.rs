@@ -101,9 +101,11 @@ const FEED_COUNTERS: &[FeedCounter] = &[
         |feed| feed.resets,
     ),
     ("kv_replays", "Replays asked of a pod", |feed| feed.replays),
-    ("kv_reconnects", "Times a pod's event stream was connected again", |feed| {
-        feed.reconnects
-    }),
+    (
+        "kv_reconnects",
+        "Times a pod's event stream was connected again",
+        |feed| feed.reconnects,
+    ),
 ];
 
 impl Collector for State {
@@ -136,7 +138,12 @@ impl Collector for State {
         }
         let blocks = ConstGauge::new(picker.observer().index.len() as f64);
         let help = "Blocks that the index knows, each counted once per pod that holds it";
-        blocks.encode(encoder.encode_descriptor("index_blocks", help, None, MetricType::Gauge)?)?;
+        blocks.encode(encoder.encode_descriptor(
+            "index_blocks",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)?;
         self.gateway(&mut encoder)
     }
 }
@@ -152,13 +159,21 @@ impl State {
             MetricType::Gauge,
         )?)?;
         for (name, help, value) in [
-            ("streams", "External-processing streams opened", c.streams.get()),
+            (
+                "streams",
+                "External-processing streams opened",
+                c.streams.get(),
+            ),
             (
                 "streams_aborted",
                 "Streams that ended between a plan and the end of the answer",
                 c.aborted.get(),
             ),
-            ("streams_cut", "Streams cut when the drain time was over", c.cut.get()),
+            (
+                "streams_cut",
+                "Streams cut when the drain time was over",
+                c.cut.get(),
+            ),
             (
                 "unsupported_processing_mode",
                 "Requests refused because of the gateway's body mode",
@@ -179,8 +194,16 @@ impl State {
                 "Messages that changed nothing, such as a body after its end",
                 c.ignored_messages.get(),
             ),
-            ("request_bytes", "Bytes of request bodies", c.request_bytes.get()),
-            ("response_bytes", "Bytes of response bodies", c.response_bytes.get()),
+            (
+                "request_bytes",
+                "Bytes of request bodies",
+                c.request_bytes.get(),
+            ),
+            (
+                "response_bytes",
+                "Bytes of response bodies",
+                c.response_bytes.get(),
+            ),
             (
                 "leases",
                 "Requests whose answer the gateway does not show, released after a fixed time",

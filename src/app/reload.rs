@@ -30,11 +30,7 @@ pub(super) async fn pods(mut watch: Watch<LoadedPods>, mut attendant: Attendant,
 }
 
 /// Puts new policies in force.
-pub(super) async fn policy(
-    mut watch: Watch<LoadedPolicy>,
-    picker: Weak<Picker>,
-    metrics: Metrics,
-) {
+pub(super) async fn policy(mut watch: Watch<LoadedPolicy>, picker: Weak<Picker>, metrics: Metrics) {
     while let Some(update) = watch.next().await {
         let Some(picker) = picker.upgrade() else {
             return;
