@@ -58,6 +58,7 @@ impl Priced {
         }
     }
 
+    #[inline]
     fn blocks(&mut self, size: BlockSize) -> f64 {
         match self.blocks {
             Some((known, blocks)) if known == size => blocks,
@@ -71,6 +72,7 @@ impl Priced {
 }
 
 /// The cost of `candidate` for `prompt`.
+#[inline]
 #[must_use]
 pub fn price(
     candidate: &Candidate,
@@ -138,6 +140,7 @@ pub fn new_blocks(candidate: &Candidate, prompt: Tokens) -> Blocks {
         .saturating_sub(candidate.load.shared_blocks)
 }
 
+#[inline]
 fn weighted_blocks(candidate: &Candidate, scoring: &Scoring, device: f64) -> f64 {
     let cached = &candidate.cached;
     device * f64::from(cached.device.0)

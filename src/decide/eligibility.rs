@@ -76,8 +76,13 @@ impl<'a> Allowed<'a> {
     }
 
     /// Whether `endpoint` is one of them.
+    #[inline]
     #[must_use]
     pub fn holds(&self, endpoint: Endpoint) -> bool {
+        matches!(self, Allowed::All) || self.lists(endpoint)
+    }
+
+    fn lists(&self, endpoint: Endpoint) -> bool {
         match self {
             Allowed::All => true,
             Allowed::Few(entries) => entries.iter().any(|entry| entry.covers(endpoint)),
@@ -92,6 +97,7 @@ impl<'a> Allowed<'a> {
 ///
 /// The subset concerns the destination alone: the gateway sends the request there, while the prefill
 /// pod is reached by the destination.
+#[inline]
 pub fn check(
     candidate: &Candidate,
     allowed: &Allowed<'_>,

@@ -7,11 +7,11 @@
 use crate::names::Endpoint;
 
 macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident => $word:literal,)+ }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident => $word:literal,)+ }) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum $name {
-            $($(#[$vdoc])* $variant,)+
+            $($(#[doc = $vdoc])+ $variant,)+
         }
 
         impl $name {
@@ -23,6 +23,14 @@ macro_rules! words {
             pub fn as_str(self) -> &'static str {
                 match self {
                     $($name::$variant => $word,)+
+                }
+            }
+
+            /// What it means, in a sentence; the documentation's tables are made of these.
+            #[must_use]
+            pub fn meaning(self) -> &'static str {
+                match self {
+                    $($name::$variant => concat!($($vdoc),+).trim_ascii(),)+
                 }
             }
         }

@@ -122,8 +122,11 @@ impl<'a> Terms<'a> {
 /// a temperature. `None` when no pod is eligible.
 #[must_use]
 pub fn select(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpose) -> Option<Pick> {
-    let eligible = survey(ask, snapshot, terms, purpose)
-        .filter_map(|(candidate, cost)| Some((candidate, cost.ok()?.total)));
+    let mut view = View::new(ask, snapshot, terms, purpose);
+    let eligible = snapshot.candidates.iter().filter_map(|candidate| {
+        view.check(candidate).ok()?;
+        Some((candidate, view.price(candidate).total))
+    });
     let temperature = terms.scoring.temperature.get();
     let chosen = if 0.0 < temperature {
         sampled(eligible, temperature, ask.draw)
@@ -133,22 +136,50 @@ pub fn select(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpos
     Some(terms.pick(ask, chosen, purpose))
 }
 
-/// Every pod with its cost for `purpose`, or the reason why it is not considered.
+/// Every pod with its cost for `purpose`, or the reason why [`select`] does not consider it.
 pub fn survey<'a>(
     ask: &'a Ask,
     snapshot: &'a Snapshot,
     terms: &'a Terms<'_>,
     purpose: Purpose,
 ) -> impl Iterator<Item = (&'a Candidate, Result<Cost, Ineligible>)> {
-    let limit = Limit::new(ask, snapshot, terms, purpose);
-    let scoring = terms.scoring_for(purpose);
-    let mut prompt = Priced::new(ask.prompt_tokens);
+    let mut view = View::new(ask, snapshot, terms, purpose);
     snapshot.candidates.iter().map(move |candidate| {
-        let cost = check(candidate, &terms.allowed, purpose)
-            .and_then(|()| limit.check(candidate, terms.taken))
-            .map(|()| price(candidate, &mut prompt, &scoring, purpose));
+        let cost = view.check(candidate).map(|()| view.price(candidate));
         (candidate, cost)
     })
+}
+
+/// Pods as one selection sees them.
+struct View<'a> {
+    terms: &'a Terms<'a>,
+    purpose: Purpose,
+    limit: Limit,
+    scoring: Scoring,
+    prompt: Priced,
+}
+
+impl<'a> View<'a> {
+    fn new(ask: &Ask, snapshot: &Snapshot, terms: &'a Terms<'_>, purpose: Purpose) -> View<'a> {
+        View {
+            terms,
+            purpose,
+            limit: Limit::new(ask, snapshot, terms, purpose),
+            scoring: terms.scoring_for(purpose),
+            prompt: Priced::new(ask.prompt_tokens),
+        }
+    }
+
+    #[inline]
+    fn check(&self, candidate: &Candidate) -> Result<(), Ineligible> {
+        check(candidate, &self.terms.allowed, self.purpose)?;
+        self.limit.check(candidate, self.terms.taken)
+    }
+
+    #[inline]
+    fn price(&mut self, candidate: &Candidate) -> Cost {
+        price(candidate, &mut self.prompt, &self.scoring, self.purpose)
+    }
 }
 
 /// Which pods remain once pins and the session have spoken.
@@ -179,6 +210,7 @@ impl Limit {
         }
     }
 
+    #[inline]
     fn check(self, candidate: &Candidate, taken: Option<PodId>) -> Result<(), Ineligible> {
         match self {
             Limit::Pinned(endpoint) if candidate.endpoint != endpoint => {
@@ -199,26 +231,27 @@ fn cheapest<'a>(
 ) -> Option<&'a Candidate> {
     let mut best: Option<(&Candidate, f64)> = None;
     let mut ties = 1;
-    for (candidate, cost) in eligible {
-        let order = best.map(|(chosen, least)| {
-            cost.total_cmp(&least)
-                .then(candidate.load.requests.cmp(&chosen.load.requests))
-        });
-        match order {
-            Some(std::cmp::Ordering::Greater) => {}
-            Some(std::cmp::Ordering::Equal) => {
+    // Inner iteration: the compiler makes one loop of it and the adapters behind.
+    eligible.for_each(|(candidate, cost)| match best {
+        Some((_, least)) if least < cost => {}
+        Some((chosen, least)) if cost == least => {
+            let (requests, fewest) = (candidate.load.requests, chosen.load.requests);
+            if requests < fewest {
+                ties = 1;
+                best = Some((candidate, cost));
+            } else if requests == fewest {
                 ties += 1;
                 // One in `ties` replaces the one before: each ends with the same probability.
                 if scale(mix(draw, ties), ties) == 0 {
                     best = Some((candidate, cost));
                 }
             }
-            Some(std::cmp::Ordering::Less) | None => {
-                ties = 1;
-                best = Some((candidate, cost));
-            }
         }
-    }
+        _ => {
+            ties = 1;
+            best = Some((candidate, cost));
+        }
+    });
     best.map(|(candidate, _)| candidate)
 }
 

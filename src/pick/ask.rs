@@ -10,17 +10,13 @@ use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted};
 use crate::names::{Endpoint, ModelName, PodId, SessionId};
 use crate::pick::{Chains, Head, Refusal};
 use crate::prompt::{self, Api, Encoder};
-use crate::route::names::{DECODE_PIN, PREFILL_PIN};
+use crate::route::names::{DECODE_PIN, POLICY_CLASS, PREFILL_PIN, PRIORITY};
 use crate::telemetry::record::Times;
 use crate::units::{BlockSize, Tokens};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Request header that names the policy class a rule may match.
-const POLICY_CLASS: &str = "x-sidestep-policy-class";
-/// Request header that gives the priority a rule may match; beats the body's.
-const PRIORITY: &str = "x-sidestep-priority";
 /// Longest policy class looked at.
 const LONGEST_CLASS: usize = 128;
 

@@ -27,6 +27,10 @@ pub const BYPASS: &str = "x-sidestep-bypass";
 pub const DECODE_PIN: &str = "x-sidestep-decode-pod";
 /// The prefill pod that the client insists on.
 pub const PREFILL_PIN: &str = "x-sidestep-prefill-pod";
+/// The policy class that a rule may match.
+pub const POLICY_CLASS: &str = "x-sidestep-policy-class";
+/// The priority that a rule may match.
+pub const PRIORITY: &str = "x-sidestep-priority";
 
 /// One name of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,8 @@ pub enum Direction {
     PickerToPodAndClient,
     /// The client tells the picker; the pod never sees it.
     ClientToPicker,
+    /// The client tells the picker, and the pod sees it too.
+    ClientToPickerAndPod,
     /// Nobody may say it: removed when a client does.
     Removed,
 }
@@ -66,6 +72,7 @@ impl Direction {
             Direction::PickerToPod => "picker → pod",
             Direction::PickerToPodAndClient => "picker → pod, client",
             Direction::ClientToPicker => "client → picker",
+            Direction::ClientToPickerAndPod => "client → picker, pod",
             Direction::Removed => "removed",
         }
     }
@@ -74,11 +81,14 @@ impl Direction {
 macro_rules! table {
     (
         metadata { $($mname:literal $mdirection:ident $mmeaning:literal,)+ }
+        read { $($rname:literal $rdirection:ident $rmeaning:literal,)+ }
         headers { $($name:expr, $direction:ident $meaning:literal,)+ }
     ) => {
-        /// Every name, metadata first; the README shows this table.
+        /// Every name: metadata, headers that are only read, headers that are set or removed. The
+        /// README shows this table.
         pub const TABLE: &[Row] = &[
             $(Row { name: $mname, direction: Direction::$mdirection, meaning: $mmeaning },)+
+            $(Row { name: $rname, direction: Direction::$rdirection, meaning: $rmeaning },)+
             $(Row { name: $name, direction: Direction::$direction, meaning: $meaning },)+
         ];
 
@@ -96,6 +106,11 @@ table! {
         "envoy.lb / x-gateway-destination-endpoint-served" GatewayToPicker "The pod that the gateway reached; when it is another than the chosen one, the booked load moves there.",
         "envoy.lb.subset_hint / x-gateway-destination-endpoint-subset" GatewayToPicker "The only pods that may be chosen: `ip` or `ip:port`, a list or separated by commas; present but empty allows none.",
     }
+    read {
+        "x-session-id" ClientToPickerAndPod "The conversation, for session affinity; a policy may name another header.",
+        "traceparent" ClientToPickerAndPod "The trace that a decision's span joins; the gateway's own comes first, and only when the gateway does not trace is it written for the pod.",
+        "content-encoding" ClientToPickerAndPod "`gzip` and `deflate` are decoded for the decision; the pod gets the bytes as they came.",
+    }
     headers {
         DESTINATION, PickerToGateway "The chosen pod, `ip:port`: the one the gateway sends the request to.",
         SERVED, Removed "Only metadata carries it.",
@@ -106,6 +121,8 @@ table! {
         BYPASS, PickerToPod "On a bypass: the reason, one word.",
         DECODE_PIN, ClientToPicker "The decode pod that the client insists on, `ip:port`.",
         PREFILL_PIN, ClientToPicker "The prefill pod that the client insists on, `ip:port`.",
+        POLICY_CLASS, ClientToPicker "The policy class that a rule may match.",
+        PRIORITY, ClientToPicker "The priority that a rule may match, a whole number; beats the body's.",
         "x-prefiller-url", Removed "Former name of the prefill pod in decode sidecars, which call whatever it says.",
         "x-encoder-hosts-ports", Removed "Pods that encode images and audio, for decode sidecars.",
         "x-kv-cache-source-host-port", Removed "A pod to pull cached blocks from, for decode sidecars.",

@@ -536,10 +536,7 @@ spec: {rules: [{bypass: {type: Never}}]}
     assert_eq!(loaded.process.limits.request_bytes, 65536);
     assert_eq!(loaded.process.limits.body_timeout, Duration::from_secs(90));
     assert_eq!(loaded.process.index.max_blocks_per_pod, 1000);
-    assert_eq!(
-        &*loaded.process.data_plane.destination.namespace,
-        "other.lb"
-    );
+    assert_eq!(&*loaded.process.data_plane.served.namespace, "other.lb");
     assert_eq!(&*loaded.policy.name, "named");
     let [llama, qwen, tiny] = loaded.models.as_slice() else {
         panic!("{:?}", loaded.models);

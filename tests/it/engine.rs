@@ -4,6 +4,7 @@
 mod answers;
 mod events;
 mod handoff;
+mod picker;
 mod refusals;
 
 use bytes::Bytes;

@@ -16,6 +16,7 @@ mod decide_golden;
 mod decide_ledger;
 mod decide_ledger_model;
 mod decide_properties;
+mod docs;
 mod engine;
 mod extproc_gateway;
 mod extproc_grpc;

@@ -475,6 +475,24 @@ fn a_landed_prompt_and_a_preempted_one_do_not_wait_for_each_other() {
 }
 
 #[test]
+fn a_fetched_prompt_that_is_preempted_is_computed_the_second_time() {
+    let mut engine = Engine::new(Limits {
+        blocks: 8,
+        ..limits()
+    });
+    engine.submit(job(0..12, 16));
+    engine.pass();
+    let mut fetched = job(100..116, 12);
+    fetched.start = Start::Pull;
+    let id = engine.submit(fetched);
+    let outputs = engine.drain();
+    assert_eq!(source(&outputs, id), tokens(0, 16, 0));
+    let totals = engine.scheduler.totals();
+    assert!(0 < totals.preemptions);
+    assert_eq!(totals.external_hits, 16, "fetched once");
+}
+
+#[test]
 fn load_and_totals_follow_the_work() {
     let mut engine = Engine::new(limits());
     engine.submit(job(0..18, 3));
@@ -556,7 +574,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(400)
+    })]
 
     #[test]
     fn whatever_happens_every_sequence_ends_and_events_tell_what_is_held(

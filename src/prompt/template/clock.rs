@@ -80,7 +80,7 @@ impl Civil {
 }
 
 fn leap(year: u64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
+    year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
 }
 
 fn year_days(year: u64) -> u64 {
@@ -167,7 +167,7 @@ fn write_directive(
         'c' => write_all(out, civil, "a b e H:M:S Y"),
         // Empty for a time without a zone, which is what Python's `datetime.now()` returns.
         'Z' | 'z' => Ok(()),
-        'n' => write!(out, "\n"),
+        'n' => writeln!(out),
         't' => write!(out, "\t"),
         '%' => write!(out, "%"),
         other if padded => write!(out, "%{other}"),

@@ -52,11 +52,22 @@ pub struct RenderError {
 }
 
 impl Template {
-    /// Compiles `source`.
+    /// Compiles `source`, and detects how it wants message contents.
     ///
     /// # Errors
     /// When `source` is not valid Jinja.
     pub fn compile(source: &str) -> Result<Template, TemplateError> {
+        Template::compile_for(source, None)
+    }
+
+    /// Compiles `source` for contents in `format`; detected where `None`.
+    ///
+    /// # Errors
+    /// When `source` is not valid Jinja.
+    pub fn compile_for(
+        source: &str,
+        format: Option<ContentFormat>,
+    ) -> Result<Template, TemplateError> {
         let mut environment = environment();
         environment
             .add_template_owned(NAME, without_generation_tags(source))
@@ -66,11 +77,11 @@ impl Template {
             })?;
         Ok(Template {
             environment,
-            format: ContentFormat::detect(source),
+            format: format.unwrap_or_else(|| ContentFormat::detect(source)),
         })
     }
 
-    /// How the template wants message contents, as detected from its text.
+    /// How the template wants message contents.
     #[must_use]
     pub fn format(&self) -> ContentFormat {
         self.format

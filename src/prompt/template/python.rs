@@ -247,35 +247,38 @@ impl Style {
             ValueKind::String => self.text(out, value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
-                self.block(out, ['[', ']'], depth, &items, |out, item| {
+                out.push('[');
+                self.items(out, depth, &items, |out, item| {
                     self.write(out, item, depth + 1)
                 })?;
+                out.push(']');
             }
             ValueKind::Map => {
                 let mut keys: Vec<Value> = value.try_iter()?.collect();
                 if self.sorted {
                     keys.sort();
                 }
-                self.block(out, ['{', '}'], depth, &keys, |out, key| {
+                out.push('{');
+                self.items(out, depth, &keys, |out, key| {
                     self.text(out, &key_text(key)?);
                     out.push_str(&self.key);
                     self.write(out, &value.get_item(key)?, depth + 1)
                 })?;
+                out.push('}');
             }
             _ => return Err(unserializable("not a JSON value")),
         }
         Ok(())
     }
 
-    fn block(
+    /// What is between the brackets.
+    fn items(
         &self,
         out: &mut String,
-        [open, close]: [char; 2],
         depth: usize,
         items: &[Value],
         mut write: impl FnMut(&mut String, &Value) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        out.push(open);
         for (index, item) in items.iter().enumerate() {
             if index != 0 {
                 out.push_str(&self.item);
@@ -286,7 +289,6 @@ impl Style {
         if !items.is_empty() {
             self.newline(out, depth);
         }
-        out.push(close);
         Ok(())
     }
 

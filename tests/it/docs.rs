@@ -1,0 +1,73 @@
+//! The tables in the documentation are those of the source.
+//!
+//! With `SIDESTEP_BLESS=1` the test writes them instead of comparing.
+
+use sidestep::decide::reason::Because;
+use sidestep::route::names;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+fn reasons() -> String {
+    let mut table = String::from("| word | meaning |\n| --- | --- |\n");
+    for because in Because::ALL {
+        writeln!(table, "| `{because}` | {} |", because.meaning()).unwrap();
+    }
+    table
+}
+
+fn headers() -> String {
+    let mut table = String::from("| name | direction | meaning |\n| --- | --- | --- |\n");
+    for (name, direction, meaning) in names::rows().filter(|row| row.1 != "removed") {
+        writeln!(table, "| `{name}` | {direction} | {meaning} |").unwrap();
+    }
+    let removed: Vec<String> = names::rows()
+        .filter(|row| row.1 == "removed")
+        .map(|(name, _, _)| format!("`{name}`"))
+        .collect();
+    writeln!(table, "| {} | removed | |", removed.join(", ")).unwrap();
+    table
+}
+
+fn attributes() -> String {
+    let mut table = String::from("| attribute | meaning |\n| --- | --- |\n");
+    for (key, meaning) in sidestep::telemetry::fields::TABLE {
+        writeln!(table, "| `{key}` | {meaning} |").unwrap();
+    }
+    table
+}
+
+fn same(file: &str, name: &str, table: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let text = fs::read_to_string(&path).unwrap();
+    let (begin, end) = (format!("<!-- begin: {name} -->\n"), format!("<!-- end: {name} -->"));
+    let from = text.find(&begin).unwrap_or_else(|| panic!("{file} has no `{begin}`")) + begin.len();
+    let to = from + text[from..].find(&end).unwrap_or_else(|| panic!("{file} has no `{end}`"));
+    if std::env::var_os("SIDESTEP_BLESS").is_some() {
+        fs::write(&path, format!("{}{table}{}", &text[..from], &text[to..])).unwrap();
+        return;
+    }
+    assert_eq!(
+        &text[from..to],
+        table,
+        "the table `{name}` of {file} is not that of the source; run the test with SIDESTEP_BLESS=1"
+    );
+}
+
+#[test]
+fn the_readme_lists_every_reason_and_every_header() {
+    same("README.md", "reasons", &reasons());
+    same("README.md", "headers", &headers());
+}
+
+#[test]
+fn the_telemetry_page_lists_every_span_attribute() {
+    same("docs/telemetry.md", "attributes", &attributes());
+}
+
+#[test]
+fn the_readme_is_short() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let lines = fs::read_to_string(path).unwrap().lines().count();
+    assert!(lines <= 300, "README.md has {lines} lines; 300 is the most");
+}
