@@ -5,9 +5,11 @@
 //! Invariant: exit code 0 means done, 1 that the command ran and failed, 2 that its input is at fault.
 
 pub mod check;
+pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod explain;
+pub mod policy;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -36,10 +38,14 @@ enum Command {
     Check(check::CheckArgs),
     /// Say why a request would go where it would go, or why one went there.
     Explain(explain::ExplainArgs),
+    /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
+    Crd,
+    /// Translate the settings of another router into a policy.
+    Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
-    Engine(engine::EngineArgs),
+    Engine(Box<engine::EngineArgs>),
 }
 
 /// Runs the program.
@@ -47,10 +53,22 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) | Command::Explain(_) => "warn",
+        Command::Demo(_)
+        | Command::Check(_)
+        | Command::Crd
+        | Command::Explain(_)
+        | Command::Policy(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    // A panic message of a library may quote its input, which may be a prompt: only the place is told.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(
+            place = place.as_deref().unwrap_or("unknown"),
+            "a panic was caught"
+        );
+    }));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -66,8 +84,10 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
             Command::Explain(args) => explain::run(args).await,
+            Command::Crd => crd::run(),
+            Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
-            Command::Engine(args) => engine::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });
     // Blocking work that is still queued (a prompt of a request that nobody waits for) must not hold the exit.
@@ -86,6 +106,8 @@ fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
         .map(str::to_owned)
         .or_else(|| std::env::var("RUST_LOG").ok())
         .unwrap_or_else(|| quiet.to_owned());
+    // The tokenizer reports its set-up at info; a filter that names it still wins.
+    let filter = format!("tk_encode=warn,{filter}");
     let builder = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
         .with_writer(std::io::stderr);

@@ -64,6 +64,14 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
     };
     if let Some(policy) = &policy {
         gathered.shadow_of(policy);
+        if let Shadow::Named(name) = &policy.shadow {
+            let message = format!(
+                "has no effect: a policy that comes from a file names its shadow by file, not by \
+                 the name {}",
+                quoted(name)
+            );
+            gathered.note("spec.shadow", message, path);
+        }
     }
     let (None, Some(policy), Some(pods)) = (&gathered.faults, policy, pods) else {
         return Err(gathered.faults.unwrap_or_default());
@@ -184,15 +192,20 @@ impl Gathered {
         if let Some(shadow) = self.take(load_policy(path)) {
             self.warnings.extend(shadow.warnings);
             if shadow.shadow != Shadow::Off {
-                self.warnings.push(Finding {
-                    path: "spec.shadow".to_owned(),
-                    message: "has no effect: a policy in a shadow has no shadow of its own"
-                        .to_owned(),
-                    file: Arc::from(path.as_path()),
-                    position: Position::WholeFile,
-                });
+                let message = "has no effect: a policy in a shadow has no shadow of its own";
+                self.note("spec.shadow", message.to_owned(), path);
             }
         }
+    }
+
+    fn note(&mut self, at: &str, message: String, file: &Path) {
+        self.warnings.push(Finding {
+            path: at.to_owned(),
+            message,
+            hint: String::new(),
+            file: Arc::from(file),
+            position: Position::WholeFile,
+        });
     }
 
     fn warnings_of(&mut self, outcome: Result<Vec<Finding>, Diagnostics>) {
@@ -336,6 +349,7 @@ fn tree(text: &Text) -> Result<Node, Diagnostics> {
             faults: vec![Finding {
                 path: "file".to_owned(),
                 message,
+                hint: String::new(),
                 file: Arc::clone(&text.file),
                 position,
             }],
@@ -376,6 +390,7 @@ fn text(bytes: &[u8], path: &Path) -> Result<Text, Diagnostics> {
         faults: vec![Finding {
             path: "file".to_owned(),
             message,
+            hint: String::new(),
             file: Arc::from(path),
             position,
         }],

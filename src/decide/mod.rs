@@ -19,7 +19,7 @@ pub use crate::decide::cost::Cost;
 pub use crate::decide::eligibility::Ineligible;
 pub use crate::decide::policy::{Policy, Rule};
 pub use crate::decide::prerequisite::Prerequisite;
-pub use crate::decide::reason::{Because, Check, NoRoute};
+pub use crate::decide::reason::{Because, Check, Checked, NoRoute};
 pub use crate::decide::select::{Pick, Purpose};
 pub use crate::decide::snapshot::{Ask, Candidate, Snapshot};
 

@@ -31,7 +31,7 @@ fn capacity() -> impl Strategy<Value = Capacity<u32>> {
 }
 
 prop_compose! {
-    fn candidates(both: bool)(
+    pub(crate) fn candidates(both: bool)(
         pods in prop::collection::vec(
             (
                 (roles(both), 0..16_u8, 0..3_usize),
@@ -119,7 +119,7 @@ fn gates() -> impl Strategy<Value = DecodeGate> {
 }
 
 prop_compose! {
-    fn policies()(
+    pub(crate) fn policies()(
         bypass in bypasses(),
         gate in gates(),
         fail in any::<bool>(),
@@ -146,7 +146,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn asks()(
+    pub(crate) fn asks()(
         prompt in prop_oneof![Just(0), 0..200_u64, 0..20_000_u64],
         subset in prop::option::weighted(0.4, prop::collection::vec(0..MOST_PODS, 0..12)),
         pins in (prop::option::weighted(0.2, 0..MOST_PODS), prop::option::weighted(0.2, 0..MOST_PODS)),
