@@ -9,8 +9,10 @@ mod attend;
 mod collect;
 mod models;
 mod reload;
+mod standing;
 
-use crate::config::{Export, Handoff, Loaded, Process, Source, Tls};
+use crate::app::standing::Standing;
+use crate::config::{Export, Handoff, Loaded, LoadedPolicy, Process, Source, Tls};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
@@ -140,6 +142,15 @@ impl App {
             counters: Arc::clone(&counters),
         }));
 
+        let policy = LoadedPolicy {
+            policy: picker.in_force().policy.clone(),
+            handoff: loaded.handoff,
+            shadow: loaded.shadow,
+            target: None,
+            warnings: Vec::new(),
+            content: loaded.policy_content,
+        };
+        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models));
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
@@ -148,13 +159,14 @@ impl App {
             Source::File(path) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
-                tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
+                tasks.spawn(reload::pods(watch, attendant, metrics.clone(), standing.clone()))
             }
         };
         if let Source::File(path) = &process.policy {
             let watch =
                 crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
-            tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
+            let picker = Arc::downgrade(&picker);
+            tasks.spawn(reload::policy(watch, picker, metrics, standing));
         }
         Ok(App {
             picker,
