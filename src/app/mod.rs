@@ -11,8 +11,10 @@ mod models;
 mod prerequisites;
 mod reload;
 mod shadow;
+mod standing;
 
-use crate::config::{Explain, Export, Handoff, Loaded, Process, Source, Tls};
+use crate::app::standing::Standing;
+use crate::config::{Explain, Export, Handoff, Loaded, LoadedPolicy, Process, Source, Tls};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
@@ -144,7 +146,16 @@ impl App {
         }));
 
         let shadow = shadow::put(&loaded.shadow, &picker, &metrics);
-        let (ask_shadow, asked_shadow) = watch::channel(loaded.shadow);
+        let (ask_shadow, asked_shadow) = watch::channel(loaded.shadow.clone());
+        let policy = LoadedPolicy {
+            policy: picker.in_force().policy.clone(),
+            handoff: loaded.handoff,
+            shadow: loaded.shadow,
+            target: None,
+            warnings: Vec::new(),
+            content: loaded.policy_content,
+        };
+        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models));
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
@@ -153,14 +164,15 @@ impl App {
             Source::File(path) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
-                tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
+                tasks.spawn(reload::pods(watch, attendant, metrics.clone(), standing.clone()))
             }
         };
         if let Source::File(path) = &process.policy {
             let watch =
                 crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
             let weak = Arc::downgrade(&picker);
-            tasks.spawn(reload::policy(watch, weak, metrics.clone(), ask_shadow));
+            let put = (standing, ask_shadow);
+            tasks.spawn(reload::policy(watch, weak, metrics.clone(), put));
         }
         tasks.spawn(shadow::follow(
             asked_shadow,

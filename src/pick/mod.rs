@@ -18,7 +18,7 @@ pub use explain::{Explainer, ExplainLimits};
 pub use flight::Flight;
 pub use head::{Head, Headers};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicySummary};
+pub use status::{PodStatus, PolicyCondition, PolicySummary};
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
@@ -105,6 +105,8 @@ pub struct Picker {
     observer: Observer,
     ledger: Ledger,
     in_force: ArcSwap<InForce>,
+    /// How the policy stands, for whoever asks; nothing that a decision reads.
+    conditions: ArcSwap<Vec<PolicyCondition>>,
     in_shadow: ArcSwap<InShadow>,
     metrics: Metrics,
     tracing: Tracing,
@@ -136,6 +138,7 @@ impl Picker {
             observer: parts.observer,
             ledger: parts.ledger,
             in_force: ArcSwap::from_pointee(parts.in_force),
+            conditions: ArcSwap::default(),
             in_shadow: ArcSwap::default(),
             metrics: parts.metrics,
             tracing: parts.tracing,
@@ -340,6 +343,11 @@ impl Picker {
         in_force.policy.generation = self.in_force.load().policy.generation + 1;
         self.metrics.generation(in_force.policy.generation);
         self.in_force.store(Arc::new(in_force));
+    }
+
+    /// Says how the policy stands.
+    pub fn set_conditions(&self, conditions: Vec<PolicyCondition>) {
+        self.conditions.store(Arc::new(conditions));
     }
 
     /// Puts a policy in the shadow of the one in force, for requests that are decided from now on.

@@ -60,8 +60,24 @@ pub struct PolicySummary {
     pub dialect: &'static str,
     /// The rules, in order, as the program understood them.
     pub rules: Vec<String>,
+    /// How the policy stands.
+    pub conditions: Vec<PolicyCondition>,
     /// The policy in its shadow.
     pub shadow: ShadowSummary,
+}
+
+/// One thing about how a policy stands, readable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicyCondition {
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// True or False, in the words of Kubernetes.
+    pub status: &'static str,
+    /// Why, in a word.
+    pub reason: &'static str,
+    /// Why, for people.
+    pub message: String,
 }
 
 /// The policy in the shadow of the one in force, readable.
@@ -165,6 +181,7 @@ impl Picker {
             name: Arc::clone(&in_force.policy.name),
             generation: in_force.policy.generation,
             dialect: in_force.dialect.as_str(),
+            conditions: self.conditions.load().to_vec(),
             rules: rules(&in_force.policy),
             shadow: match &*self.in_shadow() {
                 InShadow::Nothing => ShadowSummary::Off,
