@@ -9,6 +9,7 @@ pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod policy;
+pub mod probe;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -41,6 +42,8 @@ enum Command {
     Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
+    /// Ask a running deployment, as `helm test` does.
+    Probe(probe::ProbeArgs),
     /// Run one simulated engine pod.
     Engine(Box<engine::EngineArgs>),
 }
@@ -50,7 +53,11 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) | Command::Crd | Command::Policy(_) => "warn",
+        Command::Demo(_)
+        | Command::Check(_)
+        | Command::Crd
+        | Command::Policy(_)
+        | Command::Probe(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -79,6 +86,7 @@ pub fn main() -> ExitCode {
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
+            Command::Probe(args) => probe::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });

@@ -146,13 +146,13 @@ policy: {file: policy.yaml}
 telemetry:
   {{- with .Values.telemetry.otlpEndpoint }}
   otlpEndpoint: {{ . | quote }}
-  {{- end }}
-  serviceName: {{ .Values.telemetry.serviceName | quote }}
-  sampleRatio: {{ .Values.telemetry.sampleRatio }}
-  {{- with .Values.telemetry.resource }}
+  sampleRatio: {{ $.Values.telemetry.sampleRatio }}
+  {{- with $.Values.telemetry.resource }}
   resource:
     {{- toYaml . | nindent 4 }}
   {{- end }}
+  {{- end }}
+  serviceName: {{ .Values.telemetry.serviceName | quote }}
 {{- end -}}
 
 {{- /* Whether the picker talks to the Kubernetes API. */ -}}

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Runs the Kubernetes tests: tests/kubernetes/suite.py [NAME ...], names as unittest takes them, e.g. test_e2e.Life
+
+Starts one real cluster with a real Envoy Gateway in a private network (see `parts/README.md`), runs every `test_*.py`
+beside this file against it, and ends with `test result: ok. N passed; M failed;`. Needs root, Go and Python 3.11.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import unittest
+
+sys.dont_write_bytecode = True
+
+import harness  # noqa: E402 (puts the parts on the path)
+import isolated  # noqa: E402
+import parts  # noqa: E402
+
+_CLUSTER = None
+
+
+def cluster():
+    """The cluster that the running suite started."""
+    if _CLUSTER is None:
+        raise unittest.SkipTest("needs the cluster that suite.py starts")
+    return _CLUSTER
+
+
+def main():
+    names = sys.argv[1:]
+    if os.geteuid() != 0:
+        print("kubernetes: expected root, which network namespaces for pods need, found another user", file=sys.stderr)
+        return 1
+    program = harness.binary()
+    if not program.exists():
+        print(f"kubernetes: expected {program}, built by `cargo build`, found nothing", file=sys.stderr)
+        return 1
+    if not isolated.inside():
+        # Outside, where the network is.
+        parts.fetch(dict.fromkeys(parts.GROUPS["all"]))
+        return isolated.run([sys.executable, os.path.abspath(__file__), *names])
+    return _inside(names, program)
+
+
+def _inside(names, program):
+    global _CLUSTER
+    folder = tempfile.mkdtemp(prefix="sidestep-kubernetes-")
+    try:
+        with parts.Parts(folder, with_gateway=True, images={"sidestep": program}) as running:
+            print(f"parts: started after {running.seconds}", file=sys.stderr, flush=True)
+            _CLUSTER = harness.Cluster(running)
+            loader = unittest.TestLoader()
+            found = loader.loadTestsFromNames(names) if names else loader.discover(str(harness.HERE), "test_*.py")
+            result = unittest.TextTestRunner(verbosity=2, failfast=False).run(found)
+    finally:
+        if os.environ.get("SIDESTEP_KEEP"):
+            print(f"kept: {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses) + len(result.skipped)
+    passed = max(0, result.testsRun - bad)
+    good = passed > 0 and bad == 0
+    print(f"test result: {'ok' if good else 'FAILED'}. {passed} passed; {bad if passed or bad else 1} failed;")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    # The tests import this module by name: one module, one cluster.
+    sys.modules["suite"] = sys.modules["__main__"]
+    sys.exit(main())
