@@ -47,11 +47,12 @@ labels:
 {{- end -}}
 {{- end -}}
 
+{{- /* A line of its own, or nothing; called with the root and the depth. */ -}}
 {{- define "sidestep.pullSecrets" -}}
-{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq }}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- $root := index . 0 -}}
+{{- with concat $root.Values.global.imagePullSecrets $root.Values.imagePullSecrets | uniq -}}
+{{- printf "imagePullSecrets:\n%s" (toYaml . | indent 2) | nindent (index $ 1) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "sidestep.serviceAccount" -}}
@@ -83,6 +84,14 @@ imagePullSecrets:
 {{- $total = addf $total (mulf (trimSuffix $unit . | float64) (get $units $unit)) -}}
 {{- end -}}
 {{- ceil $total | int -}}
+{{- end -}}
+
+{{- define "sidestep.pool" -}}
+{{- .Values.pool.name | default (include "sidestep.fullname" .) -}}
+{{- end -}}
+
+{{- define "sidestep.lease" -}}
+{{ include "sidestep.fullname" . }}-status
 {{- end -}}
 
 {{- /* Name of the Service of engine pods. */ -}}
@@ -139,10 +148,48 @@ limits:
 index:
   maxBlocks: {{ .Values.index.maxBlocks | int64 }}
   maxBlocksPerPod: {{ .Values.index.maxBlocksPerPod | int64 }}
+{{- with .Values.models }}
 models:
-  {{- toYaml .Values.models | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if eq .Values.pods.source "static" }}
 pods: {file: pods.yaml}
+{{- else }}
+{{- with .Values.pods.kubernetes }}
+pods:
+  kubernetes:
+    pool: {{ include "sidestep.pool" $ }}
+    roleLabel: {{ .roleLabel }}
+    {{- with .roles }}
+    roles:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with .unlabelled }}
+    unlabelled: {{ . }}
+    {{- end }}
+    {{- if .kvEvents.port }}
+    kvEvents:
+      port: {{ .kvEvents.port }}
+      {{- with .kvEvents.replayPort }}
+      replayPort: {{ . }}
+      {{- end }}
+      {{- with .kvEvents.topic }}
+      topic: {{ . | quote }}
+      {{- end }}
+    {{- end }}
+    {{- with .template }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end }}
+{{- end }}
+{{- if eq .Values.policy.source "configMap" }}
 policy: {file: policy.yaml}
+{{- else }}
+policy:
+  kubernetes:
+    pool: {{ include "sidestep.pool" . }}
+    lease: {{ include "sidestep.lease" . }}
+{{- end }}
 telemetry:
   {{- with .Values.telemetry.otlpEndpoint }}
   otlpEndpoint: {{ . | quote }}
