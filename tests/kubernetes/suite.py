@@ -13,6 +13,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 
+import foreign  # noqa: E402
 import harness  # noqa: E402 (puts the parts on the path)
 import isolated  # noqa: E402
 import parts  # noqa: E402
@@ -27,6 +28,24 @@ def cluster():
     return _CLUSTER
 
 
+def definitions():
+    """Installs the kinds that the chart makes objects of and that Envoy Gateway does not bring."""
+    paths = [harness.HERE / "parts" / "inferencepool.crd.yaml", *(harness.CHART / "crds").glob("*.yaml"),
+             *os.environ["SIDESTEP_DEFINITIONS"].split(os.pathsep)]
+    for path in paths:
+        cluster().kubectl("apply", "--server-side", "-f", str(path))
+    cluster().kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+
+
+def same(path, wanted):
+    """Fails when a generated file is not what it should be; with SIDESTEP_BLESS=1 writes it instead."""
+    if os.environ.get("SIDESTEP_BLESS"):
+        path.write_text(wanted)
+    found = path.read_text() if path.exists() else ""
+    if found != wanted:
+        raise AssertionError(f"{path}: expected what is generated, found something else; run with SIDESTEP_BLESS=1")
+
+
 def main():
     names = sys.argv[1:]
     if os.geteuid() != 0:
@@ -39,6 +58,7 @@ def main():
     if not isolated.inside():
         # Outside, where the network is.
         parts.fetch(dict.fromkeys(parts.GROUPS["all"]))
+        os.environ["SIDESTEP_DEFINITIONS"] = os.pathsep.join(map(str, foreign.definitions()))
         return isolated.run([sys.executable, os.path.abspath(__file__), *names])
     return _inside(names, program)
 

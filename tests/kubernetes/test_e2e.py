@@ -35,7 +35,6 @@ class Life(unittest.TestCase):
             "policy": {"source": "configMap", "spec": policy("Never")},
             "gateway": {"mode": "envoyGateway", "gateway": {"create": True},
                         "engines": {"selector": {"app": "engine", "llm-d.ai/role": "decode"}}},
-            "limits": {"drainTimeout": "20s"},
         }
         cls.cluster.install(RELEASE, NAMESPACE, cls.values)
         cls.base = "http://" + cls.cluster.gateway(NAMESPACE, RELEASE)
