@@ -7,6 +7,7 @@
 pub mod check;
 pub mod demo;
 pub mod engine;
+pub mod rights;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +34,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Print the rights that the picker uses in a cluster, as a Role.
+    Rights(rights::RightsArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
@@ -44,7 +47,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) => "warn",
+        Command::Demo(_) | Command::Check(_) | Command::Rights(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Rights(args) => rights::run(&args),
             Command::Demo(args) => demo::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
