@@ -5,8 +5,10 @@
 //! Invariant: exit code 0 means done, 1 that the command ran and failed, 2 that its input is at fault.
 
 pub mod check;
+pub mod crd;
 pub mod demo;
 pub mod engine;
+pub mod policy;
 pub mod rights;
 pub mod serve;
 
@@ -36,6 +38,10 @@ enum Command {
     Check(check::CheckArgs),
     /// Print the rights that the picker uses in a cluster, as a Role.
     Rights(rights::RightsArgs),
+    /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
+    Crd,
+    /// Translate the settings of another router into a policy.
+    Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
@@ -47,10 +53,22 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) | Command::Rights(_) => "warn",
+        Command::Demo(_)
+        | Command::Check(_)
+        | Command::Crd
+        | Command::Policy(_)
+        | Command::Rights(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    // A panic message of a library may quote its input, which may be a prompt: only the place is told.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(
+            place = place.as_deref().unwrap_or("unknown"),
+            "a panic was caught"
+        );
+    }));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -66,6 +84,8 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
             Command::Rights(args) => rights::run(&args),
+            Command::Crd => crd::run(),
+            Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }

@@ -10,6 +10,7 @@
 mod architecture;
 mod config;
 mod config_watch;
+mod crd;
 mod decide;
 mod decide_fixture;
 mod decide_golden;

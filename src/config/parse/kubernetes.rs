@@ -20,7 +20,7 @@ const DEFAULT_POLICY: &str = "default";
 /// The Lease for the status of policies, when not said.
 const LEASE: &str = "sidestep-status";
 /// The most ranks of a pod, which all need a port.
-const MOST_RANKS: i128 = crate::fleet::kubernetes::endpoints::MOST_PORTS as i128;
+const MOST_RANKS: i64 = crate::fleet::kubernetes::endpoints::MOST_PORTS as i64;
 
 /// Reads `pods.kubernetes`.
 pub(super) fn pods(raw: &raw::PodObjects, reading: &mut Reading<'_>) -> Option<Discovery> {
@@ -97,7 +97,7 @@ fn role_values(
 
 fn kv_ports(field: &Field<raw::KvPorts>, reading: &mut Reading<'_>) -> Option<KvPorts> {
     let Spot { at, value: raw } = field.given()?;
-    let most = i128::from(u16::MAX) + 1 - MOST_RANKS;
+    let most = i64::from(u16::MAX) + 1 - MOST_RANKS;
     let port = |value: &Whole| values::whole::<u16>(value, 1, most);
     let expected = "a port, such as 5557";
     let events = reading.required(&raw.port, (*at, "port"), expected, port);
