@@ -26,5 +26,5 @@ mod fleet;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
-mod prompt_engine;
+mod prompt_difference;
 mod prompt_golden;
