@@ -7,14 +7,16 @@
 
 mod attend;
 mod collect;
+mod kubernetes;
 mod models;
 mod reload;
 
-use crate::config::{Export, Handoff, Loaded, Process, Source, Tls};
+use crate::config::{Export, Handoff, Loaded, PodSource, PolicySource, Process, Tls};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
 use crate::fleet::Roster;
+use crate::fleet::kubernetes::{Cluster, ConnectError};
 use crate::kv::index::Index;
 use crate::load::Ledger;
 use crate::observe::{Observer, Sources};
@@ -57,6 +59,9 @@ pub enum StartError {
     /// The trace exporter could not be set up.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// No cluster could be found.
+    #[error(transparent)]
+    Cluster(#[from] ConnectError),
     /// The certificate could not be used.
     #[error(transparent)]
     Server(#[from] server::ServerError),
@@ -144,17 +149,25 @@ impl App {
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
         match &process.pods {
-            Source::Inline => tasks.spawn(attendant.stay()),
-            Source::File(path) => {
+            PodSource::Inline => tasks.spawn(attendant.stay()),
+            PodSource::File(path) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
                 tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
             }
+            PodSource::Kubernetes(discovery) => {
+                let cluster = Cluster::find().await?;
+                tasks.spawn(kubernetes::pods(cluster, (**discovery).clone(), attendant))
+            }
         };
-        if let Source::File(path) = &process.policy {
-            let watch =
-                crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
-            tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
+        match &process.policy {
+            PolicySource::Inline => {}
+            PolicySource::File(path) => {
+                let watch =
+                    crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
+                tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
+            }
+            PolicySource::Kubernetes(_) => {}
         }
         Ok(App {
             picker,

@@ -10,6 +10,7 @@ pub mod demo;
 pub mod engine;
 pub mod policy;
 pub mod probe;
+pub mod rights;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -36,6 +37,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Print the rights that the picker uses in a cluster, as a Role.
+    Rights(rights::RightsArgs),
     /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
     Crd,
     /// Translate the settings of another router into a policy.
@@ -57,7 +60,8 @@ pub fn main() -> ExitCode {
         | Command::Check(_)
         | Command::Crd
         | Command::Policy(_)
-        | Command::Probe(_) => "warn",
+        | Command::Probe(_)
+        | Command::Rights(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -83,6 +87,7 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Rights(args) => rights::run(&args),
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,

@@ -6,7 +6,7 @@
 
 use crate::config::diagnostic::{Finding, Position};
 use crate::config::node::quoted;
-use crate::config::{Loaded, ModelConfig, Tokenizer};
+use crate::config::{Loaded, ModelConfig, PodSource, Tokenizer};
 use crate::decide::policy::{Bypass, DecodeGate, Policy, Rule};
 use crate::decide::snapshot::{CapacitySource, LocalPrefill};
 use crate::fleet::{PodSpec, Probe};
@@ -20,8 +20,21 @@ const MOST_NAMED: usize = 5;
 /// The warnings about `loaded` as a whole.
 pub(crate) fn across(loaded: &Loaded, file: &Arc<Path>) -> Vec<Finding> {
     let mut notes = Vec::new();
-    for lack in prerequisites(&loaded.policy, &loaded.pods) {
-        notes.push(("pods", lack.message));
+    match &loaded.process.pods {
+        PodSource::Inline | PodSource::File(_) => {
+            for lack in prerequisites(&loaded.policy, &loaded.pods) {
+                notes.push(("pods", lack.message));
+            }
+        }
+        // Which pods there are is not known yet.
+        PodSource::Kubernetes(discovery) => {
+            let bounds = loaded.policy.rules.iter().any(bounds_isl);
+            if bounds && discovery.template.kv_events.is_none() {
+                let message = "the policy compares net-new tokens, and no kvEvents are configured: \
+                               nothing ever counts as cached";
+                notes.push(("pods.kubernetes", message.to_owned()));
+            }
+        }
     }
     unknown_models(loaded, &mut notes);
     notes

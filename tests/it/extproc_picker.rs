@@ -12,7 +12,7 @@ use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::server::{Limits, Settings, Tls, serve, tls_material};
 use sidestep::extproc::wire::MetadataKeys;
-use sidestep::fleet::{PodSpec, Probe, Roster};
+use sidestep::fleet::{Listed, PodSpec, Probe, Roster};
 use sidestep::kv::index::Index;
 use sidestep::load::Ledger;
 use sidestep::names::{Endpoint, ModelName};
@@ -63,6 +63,7 @@ fn pod(endpoint: &str, role: Role) -> PodSpec {
         kv_blocks: None,
         prefill_batch_tokens: None,
         probe: Probe::Off,
+        listed: Listed::Ready,
     }
 }
 
