@@ -99,6 +99,23 @@ class Cluster:
         pods = self.get("-n", namespace, "pods", "-l", f"llm-d.ai/role={role},app=engine")["items"]
         return [(pod["metadata"]["name"], pod["status"]["podIP"]) for pod in pods]
 
+    def inside(self, address, url):
+        """The body of a GET made from within the pod of this address: for what listens on its loopback only."""
+        pids = [path.name for path in pathlib.Path("/proc").iterdir() if path.name.isdigit()]
+        for pid in pids:
+            enter = ["nsenter", f"--net=/proc/{pid}/ns/net"]
+            try:
+                command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if not command.startswith(b"sleep\0infinity"):
+                continue
+            addresses = subprocess.run([*enter, "ip", "-o", "addr"], stdout=subprocess.PIPE, text=True, check=False)
+            if f"inet {address}/" in addresses.stdout:
+                script = f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=5).read().decode())"
+                return self.run([*enter, sys.executable, "-c", script])
+        raise AssertionError(f"{address}: expected a pod with this address, found none")
+
     def gateway(self, namespace, name):
         """The gateway's address, once it is programmed."""
         self.kubectl("-n", namespace, "wait", f"gateway/{name}", "--for=condition=Programmed", "--timeout=60s")
