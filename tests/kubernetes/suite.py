@@ -2,22 +2,25 @@
 """Runs the Kubernetes tests: tests/kubernetes/suite.py [NAME ...], names as unittest takes them, e.g. test_e2e.Life
 
 Starts one real cluster with a real Envoy Gateway in a private network (see `parts/README.md`), runs every `test_*.py`
-beside this file against it, and ends with `test result: ok. N passed; M failed;`. Needs root, Go and Python 3.11.
+beside this file against it, and ends with `N passed, N failed`. Needs root, Go and Python 3.11.
 """
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
 
 sys.dont_write_bytecode = True
 
+import harness  # noqa: E402 (first: it puts the parts on the path)
+import fetch  # noqa: E402
 import foreign  # noqa: E402
-import harness  # noqa: E402 (puts the parts on the path)
 import isolated  # noqa: E402
 import parts  # noqa: E402
 
+YAML = "pyyaml==6.0.3"
 _CLUSTER = None
 
 
@@ -58,9 +61,19 @@ def main():
     if not isolated.inside():
         # Outside, where the network is.
         parts.fetch(dict.fromkeys(parts.GROUPS["all"]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_yaml()), os.environ.get("PYTHONPATH")]))
         os.environ["SIDESTEP_DEFINITIONS"] = os.pathsep.join(map(str, foreign.definitions()))
         return isolated.run([sys.executable, os.path.abspath(__file__), *names])
     return _inside(names, program)
+
+
+def _yaml():
+    """A folder with PyYAML, which not every Python has."""
+    folder = fetch.cache_root() / f"python-{YAML.replace('==', '-')}-{sys.version_info.major}.{sys.version_info.minor}"
+    if not (folder / "yaml").exists():
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                        "--only-binary=:all:", "--target", str(folder), YAML], check=True)
+    return folder
 
 
 def _inside(names, program):
@@ -80,9 +93,8 @@ def _inside(names, program):
             shutil.rmtree(folder, ignore_errors=True)
     bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses) + len(result.skipped)
     passed = max(0, result.testsRun - bad)
-    good = passed > 0 and bad == 0
-    print(f"test result: {'ok' if good else 'FAILED'}. {passed} passed; {bad if passed or bad else 1} failed;")
-    return 0 if good else 1
+    print(f"{passed} passed, {bad if passed or bad else 1} failed")
+    return 0 if passed and not bad else 1
 
 
 if __name__ == "__main__":
