@@ -8,7 +8,6 @@ Never here: what an object means in every case (the unit tests of `fleet::kubern
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,10 +16,9 @@ import unittest
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from picker import Picker, Space, binary, eventually, kubernetes_pods  # noqa: E402
+from picker import ROOT, Picker, Space, binary, eventually, kinds, kubernetes_pods, kubernetes_policy  # noqa: E402
 from parts import Parts  # noqa: E402
 
-CRD = pathlib.Path(__file__).resolve().parent / "parts" / "inferencepool.crd.yaml"
 READY, NOT_READY, LEAVING = "ready", "not_ready", "draining"
 
 
@@ -30,13 +28,7 @@ class Discovery(unittest.TestCase):
         cls.program = binary()
         cls.folder = pathlib.Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="sidestep-discovery-")))
         cls.parts = cls.enterClassContext(Parts(cls.folder / "parts"))
-        cls.kubectl("apply", "--server-side", "-f", CRD)
-        cls.kubectl("wait", "crd/inferencepools.inference.networking.k8s.io", "--for=condition=Established")
-
-    @classmethod
-    def kubectl(cls, *arguments):
-        subprocess.run(["kubectl", *map(str, arguments)], env=cls.parts.environment(), check=True,
-                       stdout=subprocess.DEVNULL)
+        kinds(cls.parts, ROOT / "tests/kubernetes/parts/inferencepool.crd.yaml")
 
     def setUp(self):
         name = "t-" + self.id().rsplit("test_", 1)[1].replace("_", "-")[:50].rstrip("-")
@@ -152,11 +144,11 @@ class Discovery(unittest.TestCase):
             api = next(child for child in cluster.children if child.name == "kube-apiserver")
             api.process.send_signal(signal.SIGKILL)
             eventually("it is seen that the server is away",
-                       lambda: picker.metric("watch_failures_total", resource="pods", trouble="away"))
+                       lambda: picker.metric("cluster_requests_failed_total", resource="pods", trouble="away"))
             eventually("staleness rises", lambda: picker.metric("watch_stale_seconds", resource="pods") > 4, 10)
             self.assertEqual(picker.pods(), {"stays": stays, "goes": goes})
             self.assertTrue(picker.ready()[0])
-            failures = picker.metric("watch_failures_total", resource="pods", trouble="away")
+            failures = picker.metric("cluster_requests_failed_total", resource="pods", trouble="away")
             self.assertLessEqual(failures, 6, "at most one attempt a second")
             # Deleted in the store behind everybody's back while no server runs; then all history is compacted.
             cluster.forget(f"/registry/pods/{space.name}/goes")
@@ -169,6 +161,22 @@ class Discovery(unittest.TestCase):
             space.pod("new", "10.0.0.3", "decode")
             picker.expect({"stays": stays, "new": ("10.0.0.3:8000", "decode", READY)})
 
+    def test_without_the_kind_of_policies_it_serves_and_obeys_them_once_it_is_there(self):
+        space = self.space
+        space.pool()
+        space.pod("d", "10.0.0.1", "decode")
+        folder = self.folder / space.name
+        with Picker(self.program, folder, kubernetes_policy(), self.kubeconfig) as picker:
+            eventually("ready", lambda: picker.ready()[0])
+            eventually("it is asked for again", lambda: 2 <= (picker.metric(
+                "cluster_requests_failed_total", resource="disaggregationpolicies", trouble="not_found") or 0))
+            said = [line for line in picker.log().splitlines() if "list disaggregationpolicies" in line]
+            self.assertEqual(len(said), 1, "once a minute at most")
+            self.assertEqual(picker.policy()[0], "default")
+            kinds(self.parts, ROOT / "manifests" / "crds")
+            space.policy(type="Always")
+            eventually("the policy is in force", lambda: picker.policy()[0] == "policy")
+
     def test_a_server_that_hangs_is_found_out_and_taken_up_again(self):
         space, cluster = self.space, self.parts.cluster
         space.pool()
@@ -179,7 +187,7 @@ class Discovery(unittest.TestCase):
             os.kill(api.pid, signal.SIGSTOP)
             try:
                 eventually("the silence is noticed", lambda: picker.metric(
-                    "watch_failures_total", resource="pods", trouble="away"), 60)
+                    "cluster_requests_failed_total", resource="pods", trouble="away"), 60)
                 self.assertTrue(picker.ready()[0])
             finally:
                 os.kill(api.pid, signal.SIGCONT)
