@@ -9,7 +9,9 @@ mod attend;
 mod collect;
 mod kubernetes;
 mod models;
+mod policies;
 mod reload;
+mod status;
 
 use crate::config::{Export, Handoff, Loaded, PodSource, PolicySource, Process, Tls};
 use crate::extproc::counters::Counters;
@@ -27,6 +29,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::{TraceError, TraceSettings, Tracing};
 use crate::units::BlockSize;
 use attend::Attendant;
+use kubernetes::PolicyKnown;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -145,29 +148,54 @@ impl App {
             counters: Arc::clone(&counters),
         }));
 
+        metrics.register_collector(Box::new(kubernetes::Following(Arc::clone(&roster))));
+        let in_cluster = matches!(process.pods, PodSource::Kubernetes(_))
+            || matches!(process.policy, PolicySource::Kubernetes(_));
+        let cluster = if in_cluster {
+            Some(Cluster::find().await?)
+        } else {
+            None
+        };
+        let watches = Arc::clone(roster.watches());
+        let (policy_known, knows_policy) = watch::channel(match process.policy {
+            PolicySource::Kubernetes(_) => PolicyKnown::NotYet,
+            PolicySource::Inline | PolicySource::File(_) => PolicyKnown::Yes,
+        });
+
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
-        match &process.pods {
-            PodSource::Inline => tasks.spawn(attendant.stay()),
-            PodSource::File(path) => {
+        match (&process.pods, &cluster) {
+            (PodSource::Kubernetes(discovery), Some(cluster)) => {
+                let discovery = (**discovery).clone();
+                let cluster = cluster.clone();
+                tasks.spawn(kubernetes::pods(cluster, discovery, attendant, knows_policy))
+            }
+            (PodSource::Inline | PodSource::Kubernetes(_), _) => tasks.spawn(attendant.stay()),
+            (PodSource::File(path), _) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
                 tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
             }
-            PodSource::Kubernetes(discovery) => {
-                let cluster = Cluster::find().await?;
-                tasks.spawn(kubernetes::pods(cluster, (**discovery).clone(), attendant))
-            }
         };
-        match &process.policy {
-            PolicySource::Inline => {}
-            PolicySource::File(path) => {
+        match (&process.policy, cluster) {
+            (PolicySource::Kubernetes(objects), Some(cluster)) => {
+                let source = policies::Source {
+                    cluster,
+                    objects: objects.clone(),
+                    models: loaded.models,
+                    default: (*picker.in_force()).clone(),
+                    watches,
+                    picker: Arc::downgrade(&picker),
+                };
+                tasks.spawn(policies::policies(source, policy_known));
+            }
+            (PolicySource::Inline | PolicySource::Kubernetes(_), _) => {}
+            (PolicySource::File(path), _) => {
                 let watch =
                     crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
                 tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
             }
-            PolicySource::Kubernetes(_) => {}
         }
         Ok(App {
             picker,

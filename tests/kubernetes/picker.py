@@ -46,6 +46,22 @@ def eventually(what, condition, seconds=15.0):
     raise AssertionError(f"never: {what}; last: {last!r}")
 
 
+def kinds(parts, *paths):
+    """Makes the cluster know InferencePools and DisaggregationPolicies, or the kinds in these files."""
+    paths = paths or (ROOT / "tests/kubernetes/parts/inferencepool.crd.yaml", ROOT / "manifests/crds")
+    for path in paths:
+        kubectl(parts, "apply", "--server-side", "-f", path)
+    kubectl(parts, "wait", "crd", "--all", "--for=condition=Established")
+
+
+def kubectl(parts, *arguments, given=None):
+    done = subprocess.run(["kubectl", *map(str, arguments)], env=parts.environment(), input=given, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"kubectl {' '.join(map(str, arguments))}: {done.returncode}\n{done.stdout}")
+    return done.stdout
+
+
 class Space:
     """A namespace with Pod Security `restricted`, a service account with exactly the rights the program names."""
 
@@ -95,6 +111,26 @@ class Space:
 
     def pools(self, name=""):
         return f"/apis/{GROUP}/v1/namespaces/{self.name}/inferencepools" + (f"/{name}" if name else "")
+
+    def policies(self, name=""):
+        kind = f"/apis/sidestep.dev/v1alpha1/namespaces/{self.name}/disaggregationpolicies"
+        return kind + (f"/{name}" if name else "")
+
+    def policy(self, name="policy", pool="pool", **bypass):
+        """Creates a policy with one rule, or changes it to be so."""
+        target = {"group": GROUP, "kind": "InferencePool", "name": pool}
+        spec = {"rules": [{"bypass": bypass or {"type": "Always"}}], **({"targetRef": target} if pool else {})}
+        body = {"apiVersion": "sidestep.dev/v1alpha1", "kind": "DisaggregationPolicy", "metadata": {"name": name},
+                "spec": spec}
+        if self.api.create(self.policies(), body) is None:
+            held = self.api.get(self.policies(name))
+            body["metadata"]["resourceVersion"] = held["metadata"]["resourceVersion"]
+            self.api.put(self.policies(name), body)
+
+    def conditions(self, name="policy"):
+        """type -> (status, reason)"""
+        status = self.api.get(self.policies(name)).get("status", {})
+        return {one["type"]: (one["status"], one["reason"]) for one in status.get("conditions", [])}
 
     def pool(self, name="pool", labels=None, ports=(8000,)):
         """Creates the pool, or changes it to be so."""
@@ -209,6 +245,12 @@ class Picker:
             return None
         return {pod["name"]: (pod["endpoint"], pod["role"], pod["availability"]) for pod in json.loads(text)}
 
+    def policy(self):
+        """Name of the policy in force, and its rules."""
+        status, text = self.get("/v1/policy")
+        found = json.loads(text) if status == 200 else {}
+        return found.get("name"), found.get("rules")
+
     def metric(self, name, **labels):
         """The value of one series, or None."""
         _, text = self.get("/metrics")
@@ -238,3 +280,7 @@ def _free_ports(count):
 def kubernetes_pods(**more):
     return {"pods": {"kubernetes": {"pool": "pool", "probe": "off", **more}},
             "policy": {"inline": {"rules": [{"bypass": {"type": "Never"}}]}}}
+
+
+def kubernetes_policy(**more):
+    return {**kubernetes_pods(), "policy": {"kubernetes": more}}

@@ -17,8 +17,6 @@ use std::sync::Arc;
 
 /// The name of the policy in force while the cluster has none.
 const DEFAULT_POLICY: &str = "default";
-/// The Lease for the status of policies, when not said.
-const LEASE: &str = "sidestep-status";
 /// The most ranks of a pod, which all need a port.
 const MOST_RANKS: i64 = crate::fleet::kubernetes::endpoints::MOST_PORTS as i64;
 
@@ -142,11 +140,12 @@ pub(super) fn policy(
         Some(spot) => policies::spec(&spot.value, name, reading),
         None => policies::never(name),
     };
-    let lease = reading.or(&raw.lease, Arc::from(LEASE), values::object_name);
+    let lease = reading.optional(&raw.lease, values::object_name);
     let objects = pool.map(|pool| PolicyObjects {
+        // One per pool: pickers of different pools write of different policies.
+        lease: lease.unwrap_or_else(|| Arc::from(format!("sidestep-{pool}"))),
         namespace: namespace.or_else(|| of_pods.and_then(|pods| pods.namespace.clone())),
         pool,
-        lease,
     });
     (objects, default)
 }

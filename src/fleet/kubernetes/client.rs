@@ -97,6 +97,18 @@ pub enum Trouble {
 }
 
 impl Trouble {
+    /// What was asked: the verb, and of which resource.
+    #[must_use]
+    pub fn call(&self) -> (&'static str, &'static str) {
+        match self {
+            Trouble::Forbidden { verb, resource }
+            | Trouble::NotFound { verb, resource }
+            | Trouble::Outdated { verb, resource, .. }
+            | Trouble::Refused { verb, resource, .. }
+            | Trouble::Away { verb, resource, .. } => (verb, resource),
+        }
+    }
+
     /// A short word for a metric label.
     #[must_use]
     pub fn kind(&self) -> &'static str {

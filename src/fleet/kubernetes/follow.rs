@@ -13,7 +13,7 @@
 use crate::fleet::kubernetes::client::{Call, Cluster, Page, Trouble};
 use crate::fleet::kubernetes::objects::Object;
 pub use crate::fleet::kubernetes::picture::Heard;
-use crate::fleet::kubernetes::rights::{POLICY_GROUP, POOL_GROUP};
+use crate::fleet::kubernetes::rights::{LEASE_GROUP, POLICY_GROUP, POOL_GROUP};
 use futures_util::StreamExt;
 use kube::core::params::{ListParams, WatchParams};
 use kube::core::{Request, WatchEvent};
@@ -46,6 +46,10 @@ pub enum Kind {
     Pools,
     /// DisaggregationPolicies.
     Policies,
+    /// The status of DisaggregationPolicies, which is only written.
+    PolicyStatus,
+    /// The Lease of whoever writes it.
+    Leases,
 }
 
 impl Kind {
@@ -56,6 +60,17 @@ impl Kind {
             Kind::Pods => "pods",
             Kind::Pools => "inferencepools",
             Kind::Policies => "disaggregationpolicies",
+            Kind::PolicyStatus => "disaggregationpolicies/status",
+            Kind::Leases => "leases",
+        }
+    }
+
+    /// Whether it is followed, rather than only written.
+    #[must_use]
+    pub fn is_followed(self) -> bool {
+        match self {
+            Kind::Pods | Kind::Pools | Kind::Policies => true,
+            Kind::PolicyStatus | Kind::Leases => false,
         }
     }
 
@@ -64,9 +79,11 @@ impl Kind {
         match self {
             Kind::Pods => format!("/api/v1/namespaces/{namespace}/{resource}"),
             Kind::Pools => format!("/apis/{POOL_GROUP}/v1/namespaces/{namespace}/{resource}"),
-            Kind::Policies => {
+            Kind::Policies | Kind::PolicyStatus => {
+                let resource = Kind::Policies.resource();
                 format!("/apis/{POLICY_GROUP}/v1alpha1/namespaces/{namespace}/{resource}")
             }
+            Kind::Leases => format!("/apis/{LEASE_GROUP}/v1/namespaces/{namespace}/{resource}"),
         }
     }
 }
@@ -97,8 +114,8 @@ pub struct Watched {
     pub lists: u64,
     /// Watches begun.
     pub watches: u64,
-    /// Requests that failed, by kind of trouble.
-    pub failures: BTreeMap<&'static str, u64>,
+    /// Requests that failed, by verb and kind of trouble.
+    pub failures: BTreeMap<(&'static str, &'static str), u64>,
     /// The trouble there is now, in words.
     pub trouble: Option<Arc<str>>,
     /// What is wrong with an object of this kind, in words.
@@ -131,6 +148,15 @@ impl Watches {
             })
     }
 
+    /// Whether the following of `kind` is in trouble now.
+    #[must_use]
+    pub fn is_troubled(&self, kind: Kind) -> bool {
+        let states = self.states.lock();
+        states
+            .get(&kind)
+            .is_some_and(|watched| watched.trouble.is_some())
+    }
+
     /// Notes what is wrong with an object that is followed, or that nothing is any more.
     pub(super) fn object(&self, kind: Kind, fault: Option<String>) {
         self.update(kind, |watched| watched.object = fault.map(Arc::from));
@@ -150,7 +176,8 @@ impl Watches {
         change(watched);
     }
 
-    fn heard(&self, kind: Kind) {
+    /// Notes that the server answered.
+    pub(super) fn heard(&self, kind: Kind) {
         self.update(kind, |watched| {
             watched.heard = Instant::now();
             if watched.trouble.take().is_some() {
@@ -161,9 +188,10 @@ impl Watches {
     }
 
     /// Notes a failure; in the log the same trouble is mentioned once in a while.
-    fn failed(&self, kind: Kind, trouble: &Trouble) {
+    pub(super) fn failed(&self, kind: Kind, trouble: &Trouble) {
         self.update(kind, |watched| {
-            *watched.failures.entry(trouble.kind()).or_default() += 1;
+            let key = (trouble.call().0, trouble.kind());
+            *watched.failures.entry(key).or_default() += 1;
             let words: Arc<str> = Arc::from(trouble.to_string());
             let known = watched.trouble.as_ref() == Some(&words);
             let lately = watched

@@ -12,11 +12,15 @@ mod client;
 mod discover;
 pub mod endpoints;
 mod follow;
+mod lease;
 pub mod objects;
 pub mod picture;
 pub mod rights;
+mod write;
 
 pub use client::{Cluster, ConnectError, Trouble};
 pub use discover::discover;
 pub use endpoints::{Discovery, KvPorts, RoleLabels, Template, Unlabelled};
 pub use follow::{Heard, Kind, WATCH_SECONDS, Watches, Which, follow};
+pub use lease::{Lease, RENEW as LEASE_RENEW};
+pub use write::{now, write_policy_status};

@@ -9,7 +9,8 @@
 //! Sources: <https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/>,
 //! <https://gateway-api-inference-extension.sigs.k8s.io/reference/spec/> (InferencePool v1).
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,6 +27,10 @@ pub struct Meta {
     pub uid: Arc<str>,
     /// The version of the whole cluster's state that it is from.
     pub resource_version: String,
+    /// Counts the changes of its spec.
+    pub generation: u64,
+    /// When it was made, in RFC 3339.
+    pub creation_timestamp: Option<Arc<str>>,
     /// Its labels.
     pub labels: BTreeMap<Arc<str>, Arc<str>>,
     /// Its annotations that begin with [`ANNOTATIONS`].
@@ -113,6 +118,71 @@ pub struct TargetPort {
     pub number: u32,
 }
 
+/// A DisaggregationPolicy, as it was sent: what it says is for others to read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PolicyObject {
+    /// What it says of itself.
+    pub metadata: Meta,
+    /// Its spec as a document of its own, in JSON.
+    pub document: Arc<str>,
+    /// Its `spec.targetRef.name`; `None` when it names no target.
+    pub target: Option<Arc<str>>,
+    /// Its status.
+    pub status: Value,
+}
+
+impl<'de> Deserialize<'de> for PolicyObject {
+    fn deserialize<D: serde::Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        let mut object = Value::deserialize(reader)?;
+        let metadata = Meta::deserialize(&object["metadata"]).map_err(serde::de::Error::custom)?;
+        let target = object["spec"]["targetRef"]["name"].as_str().map(Arc::from);
+        let status = object["status"].take();
+        let mut document = serde_json::json!({
+            "apiVersion": object["apiVersion"],
+            "kind": object["kind"],
+            "metadata": {"name": &*metadata.name},
+        });
+        // Items of a list do not say what they are.
+        for (key, value) in [
+            ("apiVersion", "sidestep.dev/v1alpha1"),
+            ("kind", "DisaggregationPolicy"),
+        ] {
+            if document[key].is_null() {
+                document[key] = Value::from(value);
+            }
+        }
+        if !object["spec"].is_null() {
+            document["spec"] = object["spec"].take();
+        }
+        Ok(PolicyObject {
+            metadata,
+            document: Arc::from(document.to_string()),
+            target,
+            status,
+        })
+    }
+}
+
+/// A Lease, as far as it is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct LeaseSpec {
+    pub(super) holder_identity: Option<String>,
+    pub(super) lease_duration_seconds: Option<u32>,
+    pub(super) acquire_time: Option<String>,
+    pub(super) renew_time: Option<String>,
+    pub(super) lease_transitions: Option<u32>,
+}
+
+/// A Lease.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct LeaseObject {
+    /// Kept as it was sent, to be sent back.
+    pub(super) metadata: Value,
+    pub(super) spec: LeaseSpec,
+}
+
 /// An object that can be followed.
 pub trait Object: serde::de::DeserializeOwned + Clone + Send + Sync + 'static {
     /// What it says of itself.
@@ -120,6 +190,12 @@ pub trait Object: serde::de::DeserializeOwned + Clone + Send + Sync + 'static {
 }
 
 impl Object for PodObject {
+    fn meta(&self) -> &Meta {
+        &self.metadata
+    }
+}
+
+impl Object for PolicyObject {
     fn meta(&self) -> &Meta {
         &self.metadata
     }
