@@ -41,13 +41,15 @@ class Cluster:
         self.parts = parts
         self.environment = parts.environment()
 
-    def run(self, command, given=None, fails=False):
+    def run(self, command, given=None, fails=False, warnings=True):
+        """What a command says: both its outputs, or, without `warnings`, its standard output only."""
         done = subprocess.run([str(word) for word in command], input=given, env=self.environment, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
         if (done.returncode != 0) != fails:
             wanted = "to fail" if fails else "to succeed"
-            raise AssertionError(f"{' '.join(map(str, command))}: expected it {wanted}\n{done.stdout}{self.trouble()}")
-        return done.stdout
+            raise AssertionError(f"{' '.join(map(str, command))}: expected it {wanted}\n{done.stdout}{done.stderr}"
+                                 f"{self.trouble()}")
+        return done.stdout + done.stderr if warnings else done.stdout
 
     def kubectl(self, *arguments, given=None, fails=False):
         return self.run(["kubectl", *arguments], given, fails)
@@ -60,7 +62,7 @@ class Cluster:
                                                                             "items": list(objects)}))
 
     def get(self, *arguments):
-        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return json.loads(self.run(["kubectl", "get", *arguments, "-o", "json"], warnings=False))
 
     def namespace(self, name, level="restricted"):
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {
@@ -76,7 +78,7 @@ class Cluster:
         found = []
         for log in sorted((self.parts.folder / "pods").glob("*/*/log")):
             if "envoy-gateway" not in str(log):
-                text = log.read_text(errors="replace").splitlines()[-8:]
+                text = log.read_text(errors="replace").splitlines()[-4:]
                 found.append("\n".join([f"-- {log.relative_to(self.parts.folder)}", *text]))
         return "\n".join(found)[-6000:]
 
