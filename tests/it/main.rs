@@ -23,6 +23,7 @@ mod extproc_gateway;
 mod extproc_grpc;
 mod extproc_picker;
 mod fleet;
+mod kubernetes;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
