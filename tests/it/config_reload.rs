@@ -1,11 +1,16 @@
 //! A running process whose files change: what it says of the policy in force.
 
 use serde_json::Value;
+use sidestep::app::App;
+use sidestep::config;
+use sidestep::pick::{Head, InForce, Picked};
+use sidestep::route::{Dialect, HeaderEdit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -270,4 +275,57 @@ fn a_policy_that_can_never_work_stops_the_start_at_once() {
         assert!(stderr.contains(&said) && stderr.contains("policy.yaml"), "{text}\n{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
+}
+
+fn edits(picked: &Picked) -> Vec<&'static str> {
+    let names = picked.plan.edits.iter().filter_map(|edit| match edit {
+        HeaderEdit::Set(name, _) => Some(*name),
+        HeaderEdit::Remove(_) => None,
+    });
+    names.filter(|name| name.ends_with("host-port")).collect()
+}
+
+#[tokio::test]
+async fn a_request_keeps_the_policy_it_was_decided_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sidestep.yaml");
+    std::fs::write(
+        &path,
+        "apiVersion: sidestep.dev/v1alpha1
+kind: SidestepConfig
+listen: {extProc: '127.0.0.1:0', health: '127.0.0.1:0', admin: '127.0.0.1:0'}
+pods:
+  inline:
+  - {name: d, address: '127.0.0.1:1', role: decode, probe: off}
+  - {name: p, address: '127.0.0.1:2', role: prefill, probe: off}
+policy: {inline: {rules: [{bypass: {type: Never}}]}}
+",
+    )
+    .unwrap();
+    let app = App::start(config::load(&path).unwrap()).await.unwrap();
+    let picker = Arc::clone(app.picker());
+    let ask = || {
+        let head = Head {
+            method: "POST".to_owned(),
+            path: "/v1/completions".to_owned(),
+            ..Head::default()
+        };
+        picker.pick(head, Some(r#"{"model": "m", "prompt": "hello"}"#.into()))
+    };
+    let before = ask().await.unwrap();
+    picker.set_policy(InForce {
+        dialect: Dialect::PrefillFirst,
+        ..(*picker.in_force()).clone()
+    });
+    let after = ask().await.unwrap();
+    assert_eq!(edits(&before), ["x-prefiller-host-port"]);
+    assert_eq!(edits(&after), ["x-decoder-host-port"]);
+    before.flight.finish();
+    after.flight.finish();
+    let records = picker.journal().after(0, 10);
+    let generations: Vec<Value> = records
+        .iter()
+        .map(|record| serde_json::to_value(&**record).unwrap()["generation"].clone())
+        .collect();
+    assert_eq!(generations, [1, 2]);
 }

@@ -9,6 +9,7 @@
 
 mod architecture;
 mod config;
+mod config_conditions;
 mod config_reload;
 mod config_watch;
 mod crd;
