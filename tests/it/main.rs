@@ -8,6 +8,7 @@
 )]
 
 mod architecture;
+mod cli_check;
 mod config;
 mod config_conditions;
 mod config_reload;
@@ -28,5 +29,6 @@ mod fleet;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
+mod policy_from;
 mod prompt_difference;
 mod prompt_golden;
