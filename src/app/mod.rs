@@ -11,9 +11,13 @@ mod kubernetes;
 mod models;
 mod policies;
 mod reload;
+mod standing;
 mod status;
 
-use crate::config::{Export, Handoff, Loaded, PodSource, PolicySource, Process, Tls};
+use crate::app::standing::Standing;
+use crate::config::{
+    Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Tls,
+};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
@@ -162,6 +166,15 @@ impl App {
             PolicySource::Inline | PolicySource::File(_) => PolicyKnown::Yes,
         });
 
+        let policy = LoadedPolicy {
+            policy: picker.in_force().policy.clone(),
+            handoff: loaded.handoff,
+            shadow: loaded.shadow,
+            target: None,
+            warnings: Vec::new(),
+            content: loaded.policy_content,
+        };
+        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models.clone()));
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
@@ -169,13 +182,23 @@ impl App {
             (PodSource::Kubernetes(discovery), Some(cluster)) => {
                 let discovery = (**discovery).clone();
                 let cluster = cluster.clone();
-                tasks.spawn(kubernetes::pods(cluster, discovery, attendant, knows_policy))
+                let standing = match process.policy {
+                    PolicySource::Kubernetes(_) => None,
+                    PolicySource::Inline | PolicySource::File(_) => Some(standing.clone()),
+                };
+                let to = (attendant, standing);
+                tasks.spawn(kubernetes::pods(cluster, discovery, to, knows_policy))
             }
             (PodSource::Inline | PodSource::Kubernetes(_), _) => tasks.spawn(attendant.stay()),
             (PodSource::File(path), _) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
-                tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
+                tasks.spawn(reload::pods(
+                    watch,
+                    attendant,
+                    metrics.clone(),
+                    standing.clone(),
+                ))
             }
         };
         match (&process.policy, cluster) {
@@ -194,7 +217,8 @@ impl App {
             (PolicySource::File(path), _) => {
                 let watch =
                     crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
-                tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
+                let picker = Arc::downgrade(&picker);
+                tasks.spawn(reload::policy(watch, picker, metrics, standing));
             }
         }
         Ok(App {

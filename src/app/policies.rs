@@ -7,6 +7,7 @@
 
 use crate::app::dialect;
 use crate::app::kubernetes::PolicyKnown;
+use crate::app::standing::readable;
 use crate::app::status::{Said, status};
 use crate::config::conditions::{Condition, Offered, Samples, Scope, World, conditions};
 use crate::config::{Diagnostics, LoadedPolicy, ModelConfig, PolicyObjects, TargetRef};
@@ -321,14 +322,16 @@ impl Desk {
             let counts: BTreeMap<Because, u64> = picker.metrics().reasons().into_iter().collect();
             self.samples.take(self.began.elapsed(), counts);
         }
-        if !self.lease.is_held() {
-            return;
-        }
         let view = picker.observer().roster.view();
         let pods: Vec<PodSpec> = view.pods.iter().map(|pod| pod.spec.clone()).collect();
         let target = self.target();
         let judged = self.shelf.conditions(&target, &self.source.models, &pods);
         let in_force = picker.in_force();
+        let obeyed = judged.get(&in_force.policy.name);
+        picker.set_conditions(obeyed.into_iter().flatten().map(readable).collect());
+        if !self.lease.is_held() {
+            return;
+        }
         let observed = self.samples.observed();
         for (name, conditions) in judged {
             let Some(policy) = self.shelf.policies.get_mut(&name) else {

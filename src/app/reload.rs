@@ -2,10 +2,11 @@
 //!
 //! Lives here: one loop per file.
 //! Never here: what a valid file is (see `config`).
-//! Invariant: a file with faults changes nothing but a counter and a log line.
+//! Invariant: a file with faults changes nothing but a counter, a log line and the conditions.
 
 use crate::app::attend::Attendant;
 use crate::app::dialect;
+use crate::app::standing::Standing;
 use crate::config::watch::Watch;
 use crate::config::{Diagnostics, LoadedPods, LoadedPolicy};
 use crate::pick::{InForce, Picker};
@@ -13,14 +14,20 @@ use crate::telemetry::metrics::Metrics;
 use std::sync::Weak;
 
 /// Applies new lists of pods.
-pub(super) async fn pods(mut watch: Watch<LoadedPods>, mut attendant: Attendant, metrics: Metrics) {
+pub(super) async fn pods(
+    mut watch: Watch<LoadedPods>,
+    mut attendant: Attendant,
+    metrics: Metrics,
+    standing: Standing,
+) {
     while let Some(update) = watch.next().await {
         match update {
             Ok(loaded) => {
                 for warning in &loaded.warnings {
                     tracing::warn!("{warning}");
                 }
-                attendant.apply(loaded.pods);
+                attendant.apply(loaded.pods.clone());
+                standing.pods(loaded.pods);
             }
             Err(faults) => refused(&faults, &metrics),
         }
@@ -30,7 +37,12 @@ pub(super) async fn pods(mut watch: Watch<LoadedPods>, mut attendant: Attendant,
 }
 
 /// Puts new policies in force.
-pub(super) async fn policy(mut watch: Watch<LoadedPolicy>, picker: Weak<Picker>, metrics: Metrics) {
+pub(super) async fn policy(
+    mut watch: Watch<LoadedPolicy>,
+    picker: Weak<Picker>,
+    metrics: Metrics,
+    standing: Standing,
+) {
     while let Some(update) = watch.next().await {
         let Some(picker) = picker.upgrade() else {
             return;
@@ -41,15 +53,19 @@ pub(super) async fn policy(mut watch: Watch<LoadedPolicy>, picker: Weak<Picker>,
                     tracing::warn!("{warning}");
                 }
                 picker.set_policy(InForce {
-                    policy: loaded.policy,
+                    policy: loaded.policy.clone(),
                     dialect: dialect(loaded.handoff),
                 });
                 tracing::info!(
                     generation = picker.in_force().policy.generation,
                     "policy in force"
                 );
+                standing.policy(loaded);
             }
-            Err(faults) => refused(&faults, &metrics),
+            Err(faults) => {
+                refused(&faults, &metrics);
+                standing.refused(faults);
+            }
         }
     }
 }

@@ -78,7 +78,7 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
     };
     loaded.warnings.extend(policy.warnings);
     loaded.warnings.extend(pods.warnings);
-    let across = lint::across(&loaded, &Arc::from(path));
+    let across = lint::across((&loaded.policy, &loaded.pods, &loaded.models), path);
     loaded.warnings.extend(across);
     Ok(loaded)
 }

@@ -22,6 +22,7 @@ mod shape;
 pub mod watch;
 
 pub use diagnostic::{Diagnostics, Finding, Position};
+pub use lint::across;
 pub use load::{
     Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
 };

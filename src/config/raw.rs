@@ -247,6 +247,7 @@ mirror! {
         "apiVersion" => api_version: Text [key()],
         "kind" => kind: Text [key()],
         "metadata" => metadata: ObjectMeta [key()],
+        /// What the policy says.
         "spec" => spec: PolicySpec [key().required_as("a mapping with the rules of the policy")],
         "status" => status: Skipped [key()],
     }

@@ -15,7 +15,7 @@ pub mod usage;
 pub use flight::Flight;
 pub use head::{Head, Headers};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicySummary};
+pub use status::{PodStatus, PolicyCondition, PolicySummary};
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::{Policy, SessionAffinity};
@@ -79,6 +79,8 @@ pub struct Picker {
     observer: Observer,
     ledger: Ledger,
     in_force: ArcSwap<InForce>,
+    /// How the policy stands, for whoever asks; nothing that a decision reads.
+    conditions: ArcSwap<Vec<PolicyCondition>>,
     metrics: Metrics,
     tracing: Tracing,
     journal: Journal,
@@ -109,6 +111,7 @@ impl Picker {
             observer: parts.observer,
             ledger: parts.ledger,
             in_force: ArcSwap::from_pointee(parts.in_force),
+            conditions: ArcSwap::default(),
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
@@ -313,6 +316,11 @@ impl Picker {
         in_force.policy.generation = self.in_force.load().policy.generation + 1;
         self.metrics.generation(in_force.policy.generation);
         self.in_force.store(Arc::new(in_force));
+    }
+
+    /// Says how the policy stands.
+    pub fn set_conditions(&self, conditions: Vec<PolicyCondition>) {
+        self.conditions.store(Arc::new(conditions));
     }
 
     /// The policy in force.

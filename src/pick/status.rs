@@ -52,6 +52,22 @@ pub struct PolicySummary {
     pub dialect: &'static str,
     /// The rules, in order, as the program understood them.
     pub rules: Vec<String>,
+    /// How the policy stands.
+    pub conditions: Vec<PolicyCondition>,
+}
+
+/// One thing about how a policy stands, readable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicyCondition {
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// True or False, in the words of Kubernetes.
+    pub status: &'static str,
+    /// Why, in a word.
+    pub reason: &'static str,
+    /// Why, for people.
+    pub message: String,
 }
 
 impl Picker {
@@ -134,6 +150,7 @@ impl Picker {
                 .iter()
                 .map(|rule| format!("{rule:?}"))
                 .collect(),
+            conditions: self.conditions.load().to_vec(),
         }
     }
 }

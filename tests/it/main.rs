@@ -8,7 +8,10 @@
 )]
 
 mod architecture;
+mod cli_check;
 mod config;
+mod config_conditions;
+mod config_reload;
 mod config_watch;
 mod crd;
 mod decide;
@@ -27,5 +30,6 @@ mod kubernetes;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
+mod policy_from;
 mod prompt_difference;
 mod prompt_golden;
