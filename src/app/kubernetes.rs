@@ -6,7 +6,8 @@
 //! Invariant: what the cluster does not say changes nothing.
 
 use crate::app::attend::Attendant;
-use crate::fleet::Roster;
+use crate::app::standing::Standing;
+use crate::fleet::{PodSpec, Roster};
 use crate::fleet::kubernetes::{Cluster, Discovery, Kind, Watches, discover};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -24,14 +25,15 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether that list has failed.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Applies the pods of a cluster as they change, once it is known which policy is in force first.
+/// Applies the pods of a cluster as they change, once it is known which policy is in force first. A policy that is
+/// not of the cluster has a standing, which depends on them.
 pub(super) async fn pods(
     cluster: Cluster,
     discovery: Discovery,
-    mut attendant: Attendant,
+    (mut attendant, standing): (Attendant, Option<Standing>),
     mut policy: watch::Receiver<PolicyKnown>,
 ) {
-    let (found, mut sets) = mpsc::channel(1);
+    let (found, mut sets) = mpsc::channel::<Vec<PodSpec>>(1);
     let watches = Arc::clone(attendant.roster().watches());
     let following = Arc::clone(&watches);
     let apply = async move {
@@ -51,7 +53,13 @@ pub(super) async fn pods(
             tracing::warn!("the policies of the cluster are not known yet; the default is in force");
         }
         while let Some(set) = sets.recv().await {
-            attendant.apply(set);
+            match &standing {
+                Some(standing) => {
+                    attendant.apply(set.clone());
+                    standing.pods(set);
+                }
+                None => attendant.apply(set),
+            }
         }
     };
     tokio::join!(discover(cluster, discovery, following, found), apply);

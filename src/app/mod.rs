@@ -10,10 +10,16 @@ mod collect;
 mod kubernetes;
 mod models;
 mod policies;
+mod prerequisites;
 mod reload;
+mod shadow;
+mod standing;
 mod status;
 
-use crate::config::{Export, Handoff, Loaded, PodSource, PolicySource, Process, Tls};
+use crate::app::standing::Standing;
+use crate::config::{
+    Explain, Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Tls,
+};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
@@ -22,7 +28,7 @@ use crate::fleet::kubernetes::{Cluster, ConnectError};
 use crate::kv::index::Index;
 use crate::load::Ledger;
 use crate::observe::{Observer, Sources};
-use crate::pick::{InForce, Parts, Picker};
+use crate::pick::{ExplainLimits, Explainer, InForce, Parts, Picker};
 use crate::route::Dialect;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
@@ -37,6 +43,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tonic::service::Routes;
 
 /// Decisions kept for the admin port.
 const JOURNAL: usize = 2048;
@@ -162,6 +169,17 @@ impl App {
             PolicySource::Inline | PolicySource::File(_) => PolicyKnown::Yes,
         });
 
+        let shadow = shadow::put(&loaded.shadow, &picker, &metrics);
+        let (ask_shadow, asked_shadow) = watch::channel(loaded.shadow.clone());
+        let policy = LoadedPolicy {
+            policy: picker.in_force().policy.clone(),
+            handoff: loaded.handoff,
+            shadow: loaded.shadow,
+            target: None,
+            warnings: Vec::new(),
+            content: loaded.policy_content,
+        };
+        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models.clone()));
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
@@ -169,13 +187,23 @@ impl App {
             (PodSource::Kubernetes(discovery), Some(cluster)) => {
                 let discovery = (**discovery).clone();
                 let cluster = cluster.clone();
-                tasks.spawn(kubernetes::pods(cluster, discovery, attendant, knows_policy))
+                let standing = match process.policy {
+                    PolicySource::Kubernetes(_) => None,
+                    PolicySource::Inline | PolicySource::File(_) => Some(standing.clone()),
+                };
+                let to = (attendant, standing);
+                tasks.spawn(kubernetes::pods(cluster, discovery, to, knows_policy))
             }
             (PodSource::Inline | PodSource::Kubernetes(_), _) => tasks.spawn(attendant.stay()),
             (PodSource::File(path), _) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
-                tasks.spawn(reload::pods(watch, attendant, metrics.clone()))
+                tasks.spawn(reload::pods(
+                    watch,
+                    attendant,
+                    metrics.clone(),
+                    standing.clone(),
+                ))
             }
         };
         match (&process.policy, cluster) {
@@ -194,9 +222,18 @@ impl App {
             (PolicySource::File(path), _) => {
                 let watch =
                     crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
-                tasks.spawn(reload::policy(watch, Arc::downgrade(&picker), metrics));
+                let weak = Arc::downgrade(&picker);
+                let put = (standing, ask_shadow);
+                tasks.spawn(reload::policy(watch, weak, metrics.clone(), put));
             }
         }
+        tasks.spawn(shadow::follow(
+            asked_shadow,
+            shadow,
+            Arc::downgrade(&picker),
+            metrics,
+        ));
+        tasks.spawn(prerequisites::watch(Arc::downgrade(&picker)));
         Ok(App {
             picker,
             process,
@@ -234,13 +271,24 @@ impl App {
         );
         let (draining, drain) = watch::channel(false);
         let (stopping, stopped) = watch::channel(false);
-        self.tasks.spawn(server::serve_health(
+        let explainer = self.explainer();
+        let further = match &explainer {
+            Some(explainer) => Routes::new(crate::admin::grpc::service(Arc::clone(explainer))),
+            None => Routes::default(),
+        };
+        self.tasks.spawn(server::serve_health_and(
             self.health,
             Arc::clone(&self.picker),
             drain.clone(),
+            further,
             until(stopped.clone()),
         ));
-        let admin = crate::admin::serve(self.admin, Arc::clone(&self.picker), until(stopped));
+        let admin = crate::admin::serve(
+            self.admin,
+            Arc::clone(&self.picker),
+            explainer,
+            until(stopped),
+        );
         self.tasks.spawn(async move {
             if let Err(error) = admin.await {
                 tracing::error!(%error, "the admin port stopped");
@@ -272,6 +320,23 @@ impl App {
         }
         tracing::info!("stopped");
         result
+    }
+}
+
+impl App {
+    fn explainer(&self) -> Option<Arc<Explainer>> {
+        let body = usize::try_from(self.process.limits.request_bytes).unwrap_or(usize::MAX);
+        let limits = ExplainLimits::default();
+        match self.process.admin.explain {
+            Explain::Disabled => None,
+            Explain::Enabled => Some(Arc::new(Explainer::new(
+                Arc::clone(&self.picker),
+                ExplainLimits {
+                    body: limits.body.min(body),
+                    ..limits
+                },
+            ))),
+        }
     }
 }
 

@@ -7,9 +7,10 @@
 
 use crate::app::dialect;
 use crate::app::kubernetes::PolicyKnown;
+use crate::app::standing::readable;
 use crate::app::status::{Said, status};
 use crate::config::conditions::{Condition, Offered, Samples, Scope, World, conditions};
-use crate::config::{Diagnostics, LoadedPolicy, ModelConfig, PolicyObjects, TargetRef};
+use crate::config::{Diagnostics, LoadedPolicy, ModelConfig, PolicyObjects, Shadow, TargetRef};
 use crate::decide::reason::Because;
 use crate::fleet::PodSpec;
 use crate::fleet::kubernetes::objects::PolicyObject;
@@ -17,7 +18,7 @@ use crate::fleet::kubernetes::rights::POOL_GROUP;
 use crate::fleet::kubernetes::{
     Cluster, Heard, Kind, LEASE_RENEW, Lease, Watches, Which, follow, now, write_policy_status,
 };
-use crate::pick::{InForce, Picker};
+use crate::pick::{InForce, InShadow, Picker};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -68,6 +69,7 @@ pub(super) async fn policies(source: Source, known: watch::Sender<PolicyKnown>) 
         samples: Samples::new(SAMPLES),
         counted: None,
         began: Instant::now(),
+        shadow: None,
         source,
     };
     let work = async move {
@@ -198,6 +200,22 @@ impl Shelf {
         judged
     }
 
+    /// What `shadow` asks for.
+    fn shadow(&self, shadow: &Shadow) -> InShadow {
+        match shadow {
+            Shadow::Off => InShadow::Nothing,
+            Shadow::Named(name) => {
+                let named = self.policies.get(name);
+                match named.and_then(|policy| policy.read.as_ref().ok()) {
+                    Some(read) => InShadow::Policy(read.policy.clone()),
+                    None => InShadow::Unresolved(Arc::clone(name)),
+                }
+            }
+            // A replica's files are not those of whoever wrote the object; its condition says so.
+            Shadow::File(path) => InShadow::Unresolved(Arc::from(path.display().to_string())),
+        }
+    }
+
     /// The policy that applies to `target`: of those without fault the oldest, then the first by name.
     fn choose(&self, target: &TargetRef) -> Choice<'_> {
         let ours = || {
@@ -258,6 +276,8 @@ struct Desk {
     samples: Samples,
     counted: Option<Instant>,
     began: Instant,
+    /// What was put in the shadow last; `None` is what the process config says.
+    shadow: Option<InShadow>,
 }
 
 impl Desk {
@@ -284,14 +304,21 @@ impl Desk {
             }
         }
         let target = self.target();
-        let chosen = match self.shelf.choose(&target) {
+        let (chosen, shadow) = match self.shelf.choose(&target) {
             Choice::Stay => return true,
-            Choice::Default => self.source.default.clone(),
-            Choice::This(read) => InForce {
-                policy: read.policy.clone(),
-                dialect: dialect(read.handoff),
-            },
+            Choice::Default => (self.source.default.clone(), InShadow::Nothing),
+            Choice::This(read) => {
+                let chosen = InForce {
+                    policy: read.policy.clone(),
+                    dialect: dialect(read.handoff),
+                };
+                (chosen, self.shelf.shadow(&read.shadow))
+            }
         };
+        if self.shadow.as_ref() != Some(&shadow) {
+            picker.set_shadow(shadow.clone());
+            self.shadow = Some(shadow);
+        }
         let held = picker.in_force();
         let same = InForce {
             policy: crate::decide::policy::Policy {
@@ -321,14 +348,16 @@ impl Desk {
             let counts: BTreeMap<Because, u64> = picker.metrics().reasons().into_iter().collect();
             self.samples.take(self.began.elapsed(), counts);
         }
-        if !self.lease.is_held() {
-            return;
-        }
         let view = picker.observer().roster.view();
         let pods: Vec<PodSpec> = view.pods.iter().map(|pod| pod.spec.clone()).collect();
         let target = self.target();
         let judged = self.shelf.conditions(&target, &self.source.models, &pods);
         let in_force = picker.in_force();
+        let obeyed = judged.get(&in_force.policy.name);
+        picker.set_conditions(obeyed.into_iter().flatten().map(readable).collect());
+        if !self.lease.is_held() {
+            return;
+        }
         let observed = self.samples.observed();
         for (name, conditions) in judged {
             let Some(policy) = self.shelf.policies.get_mut(&name) else {

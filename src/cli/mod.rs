@@ -8,6 +8,7 @@ pub mod check;
 pub mod crd;
 pub mod demo;
 pub mod engine;
+pub mod explain;
 pub mod policy;
 pub mod probe;
 pub mod rights;
@@ -39,6 +40,8 @@ enum Command {
     Check(check::CheckArgs),
     /// Print the rights that the picker uses in a cluster, as a Role.
     Rights(rights::RightsArgs),
+    /// Say why a request would go where it would go, or why one went there.
+    Explain(explain::ExplainArgs),
     /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
     Crd,
     /// Translate the settings of another router into a policy.
@@ -59,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Demo(_)
         | Command::Check(_)
         | Command::Crd
+        | Command::Explain(_)
         | Command::Policy(_)
         | Command::Probe(_)
         | Command::Rights(_) => "warn",
@@ -88,6 +92,7 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
             Command::Rights(args) => rights::run(&args),
+            Command::Explain(args) => explain::run(args).await,
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,

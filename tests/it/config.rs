@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Export, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
+    Template, Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,
@@ -201,7 +202,6 @@ fn what_has_no_effect_is_warned_of_with_the_reason() {
   - match: {models: [a]}
     bypass: {type: Never, trustCapacity: [Reported]}
   sessionAffinity: {mode: None, ttl: 5m}
-  shadow: {name: other}
 ",
     );
     assert_eq!(
@@ -214,8 +214,6 @@ fn what_has_no_effect_is_warned_of_with_the_reason() {
             "spec.rules[1].bypass.trustCapacity: has no effect: the type Never leaves nothing to veto \
              (p.yaml, line 8, column 42)",
             "spec.sessionAffinity.ttl: has no effect: the mode is None (p.yaml, line 9, column 38)",
-            "spec.shadow: has no effect: shadow policies are not evaluated yet (p.yaml, line 10, \
-             column 11)",
         ]
     );
 }
@@ -366,9 +364,10 @@ fn the_least_process_config_has_the_documented_defaults() {
     assert_eq!(process.limits.drain_timeout, Duration::from_secs(30));
     assert_eq!(
         (process.pods, process.policy),
-        (Source::Inline, Source::Inline)
+        (PodSource::Inline, PolicySource::Inline)
     );
     assert_eq!(process.telemetry.export, Export::Off);
+    assert_eq!(process.admin.explain, Explain::Disabled);
     assert_eq!(
         &*process.data_plane.subset_hint.namespace,
         "envoy.lb.subset_hint"
@@ -404,6 +403,11 @@ fn every_range_ends_where_its_message_says() {
                 "+1Ki",
                 "true",
             ],
+        ),
+        (
+            "admin: {explain: #}",
+            vec!["Enabled", "Disabled", "'Enabled'"],
+            vec!["true", "false", "enabled", "On", "null", "{}", "''"],
         ),
         (
             "limits: {inFlight: #}",
@@ -531,8 +535,8 @@ spec: {rules: [{bypass: {type: Never}}]}
             key: at("tls/key.pem"),
         }
     );
-    assert_eq!(loaded.process.pods, Source::File(at("fleet/pods.yaml")));
-    assert_eq!(loaded.process.policy, Source::File(at("policy.yaml")));
+    assert_eq!(loaded.process.pods, PodSource::File(at("fleet/pods.yaml")));
+    assert_eq!(loaded.process.policy, PolicySource::File(at("policy.yaml")));
     assert_eq!(loaded.process.limits.request_bytes, 65536);
     assert_eq!(loaded.process.limits.body_timeout, Duration::from_secs(90));
     assert_eq!(loaded.process.index.max_blocks_per_pod, 1000);
