@@ -168,6 +168,17 @@ class Chart(unittest.TestCase):
         path = CHART / "crds" / "disaggregationpolicies.yaml"
         suite.same(path, told)
 
+    def test_the_values_know_every_key_of_a_policy(self):
+        definition = yaml.safe_load((CHART / "crds" / "disaggregationpolicies.yaml").read_text())
+        spec = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        self.assertEqual(keys(schema["definitions"]["policy"]), keys(spec))
+
+    def test_every_section_of_the_schema_refuses_other_keys_or_is_passed_on_as_it_is(self):
+        schema = json.loads((CHART / "values.schema.json").read_text())
+        loose = [path for path, node in sections(schema) if "additionalProperties" not in node]
+        self.assertEqual(loose, ["/properties/global", "/definitions/kubernetes"])
+
     def test_no_value_is_without_meaning(self):
         templates = "\n".join(path.read_text() for path in (CHART / "templates").rglob("*") if path.is_file())
         unused = [key for key in yaml.safe_load((CHART / "values.yaml").read_text())
@@ -179,6 +190,26 @@ def flat(role):
     """Group, resource and verb of every right; `resourceNames` narrow a right and are left out."""
     return {(group, resource, verb) for rule in role["rules"] for group in rule["apiGroups"]
             for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def keys(schema, path=""):
+    """The paths of all keys in a schema; lists are looked through."""
+    found = set()
+    for name, node in (schema.get("items", schema).get("properties") or {}).items():
+        found |= {path + name} | keys(node, f"{path}{name}.")
+    return found
+
+
+def sections(node, path=""):
+    """Every object in a schema with its place."""
+    if isinstance(node, dict):
+        if node.get("type") == "object":
+            yield path, node
+        for name, child in node.items():
+            yield from sections(child, f"{path}/{name}")
+    elif isinstance(node, list):
+        for number, child in enumerate(node):
+            yield from sections(child, f"{path}/{number}")
 
 
 def _good(path):

@@ -157,7 +157,7 @@ class Life(unittest.TestCase):
 
     def test_4_an_upgrade_fails_no_request_with_100_streams_open(self):
         before = set(self.pickers())
-        streams = [Stream(self.address, number, 260) for number in range(STREAMS)]
+        streams = [Stream(self.address, number, 500) for number in range(STREAMS)]
         for one in streams:
             one.start()
         for one in streams:
@@ -166,11 +166,12 @@ class Life(unittest.TestCase):
         steady.start()
         open_at_start = sum(one.is_alive() for one in streams)
         self.upgrade(limits={"inFlight": 5000})
-        until(lambda: not before & set(self.pickers()), "new pods in place of all old ones")
+        until(lambda: not before & set(self.pickers()), "every old pod ending")
+        open_at_end = sum(one.is_alive() for one in streams)
         steady.stop()
         for one in streams:
             one.join(120)
-        self.assertEqual(open_at_start, STREAMS)
+        self.assertEqual((open_at_start, open_at_end), (STREAMS, STREAMS), "open before, and when the old pods end")
         self.assertEqual([one.trouble for one in streams if one.trouble], [])
         self.assertEqual(steady.failed, [])
         self.assertGreater(steady.answered, 10)
