@@ -10,6 +10,7 @@ pub mod demo;
 pub mod engine;
 pub mod explain;
 pub mod policy;
+pub mod probe;
 pub mod rights;
 pub mod serve;
 
@@ -47,6 +48,8 @@ enum Command {
     Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
+    /// Ask a running deployment, as `helm test` does.
+    Probe(probe::ProbeArgs),
     /// Run one simulated engine pod.
     Engine(Box<engine::EngineArgs>),
 }
@@ -61,6 +64,7 @@ pub fn main() -> ExitCode {
         | Command::Crd
         | Command::Explain(_)
         | Command::Policy(_)
+        | Command::Probe(_)
         | Command::Rights(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
@@ -92,6 +96,7 @@ pub fn main() -> ExitCode {
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
+            Command::Probe(args) => probe::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });

@@ -365,6 +365,10 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
     }
     assert_eq!(grpc_health(&channel, "other").await, Err(Code::NotFound));
     server.picker.not_ready.store(true, Ordering::SeqCst);
+    assert_eq!(
+        grpc_health(&channel, "warm").await,
+        Ok(ServingStatus::Serving)
+    );
     for name in names {
         assert_eq!(
             grpc_health(&channel, name).await,
@@ -373,6 +377,22 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
     }
     assert_eq!(
         grpc_health(&channel, "liveness").await,
+        Ok(ServingStatus::Serving)
+    );
+}
+
+#[tokio::test]
+async fn warm_is_not_serving_before_the_first_time_that_the_picker_is_ready() {
+    let server = Server::plain(small()).await;
+    server.picker.not_ready.store(true, Ordering::SeqCst);
+    let channel = server.channel().await;
+    assert_eq!(
+        grpc_health(&channel, "warm").await,
+        Ok(ServingStatus::NotServing)
+    );
+    server.picker.not_ready.store(false, Ordering::SeqCst);
+    assert_eq!(
+        grpc_health(&channel, "warm").await,
         Ok(ServingStatus::Serving)
     );
 }
@@ -403,10 +423,12 @@ async fn the_health_port_serves_until_draining_begins_and_tells_those_who_watch(
     let second = watching.message().await.unwrap().unwrap();
     assert_eq!(second.status(), ServingStatus::NotServing);
     assert!(watching.message().await.unwrap().is_none());
-    assert_eq!(
-        grpc_health(&channel, "readiness").await,
-        Ok(ServingStatus::NotServing)
-    );
+    for name in ["readiness", "warm"] {
+        assert_eq!(
+            grpc_health(&channel, name).await,
+            Ok(ServingStatus::NotServing)
+        );
+    }
     assert_eq!(
         grpc_health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)
