@@ -20,6 +20,7 @@ use crate::app::standing::Standing;
 use crate::config::{
     Explain, Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Tls,
 };
+use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
@@ -407,6 +408,10 @@ fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>
             subset_hint: key(&process.data_plane.subset_hint),
             destination: key(&process.data_plane.destination),
             served: key(&process.data_plane.served),
+        },
+        conformance: match process.data_plane.conformance {
+            crate::config::Conformance::Disabled => Conformance::Disabled,
+            crate::config::Conformance::Enabled => Conformance::Enabled,
         },
         counters,
     }

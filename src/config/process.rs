@@ -170,6 +170,18 @@ pub struct DataPlane {
     pub destination: MetadataKey,
     /// The endpoint that served, as told by it.
     pub served: MetadataKey,
+    /// Whether conformance tests may steer.
+    pub conformance: Conformance,
+}
+
+/// Whether a request may choose its endpoint, and its answer names the one that served, as the
+/// conformance tests of the Gateway API Inference Extension want it. Not for production.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conformance {
+    /// No.
+    Disabled,
+    /// Yes.
+    Enabled,
 }
 
 /// One key in Envoy's dynamic metadata.

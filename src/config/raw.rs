@@ -188,6 +188,8 @@ mirror! {
         "destination" => destination: MetadataKey,
         /// The endpoint that served, as told by the data plane.
         "served" => served: MetadataKey,
+        /// Disabled or Enabled: whether conformance tests may choose endpoints. Not for production.
+        "conformance" => conformance: Text,
     }
 
     /// One key in Envoy's dynamic metadata.

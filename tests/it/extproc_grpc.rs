@@ -6,6 +6,7 @@ use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_
 use envoy_types::pb::envoy::service::ext_proc::v3::HttpTrailers;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
+use sidestep::extproc::conformance::Conformance;
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::exchange::{Follow, PickPods};
 use sidestep::extproc::server::{
@@ -104,6 +105,7 @@ impl Server {
             limits,
             tls: tls_material(&tls).unwrap(),
             metadata: MetadataKeys::default(),
+            conformance: Conformance::Disabled,
             counters: Arc::clone(&counters),
         };
         let task = tokio::spawn(serve(listener, Arc::clone(&picker), settings, async move {

@@ -9,6 +9,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, ProcessingRe
 use envoy_types::pb::google::protobuf::value::Kind;
 use sidestep::decide::policy::Bypass;
 use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
+use sidestep::extproc::conformance::Conformance;
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::server::{Limits, Settings, Tls, serve, tls_material};
 use sidestep::extproc::wire::MetadataKeys;
@@ -96,6 +97,7 @@ impl Bench {
             limits: Limits::default(),
             tls: tls_material(&Tls::Plaintext).unwrap(),
             metadata: MetadataKeys::default(),
+            conformance: Conformance::Disabled,
             counters: Arc::clone(&counters),
         };
         let served = Arc::clone(&picker);

@@ -83,7 +83,7 @@ class Rights(unittest.TestCase):
         space = self.space()
         with self.picker(space) as picker:
             self.works(picker, space)
-            self.assertNotIn("403", picker.log())
+            self.assertNotIn("403 Forbidden", picker.log())
 
     def test_without_listing_pods_it_is_never_ready_names_the_right_and_is_ready_once_it_has_it(self):
         space = self.without("pods", "list")

@@ -8,7 +8,7 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
-    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
+    Admin, Conformance, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
     PodSource, PolicySource, Process, Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
@@ -405,6 +405,15 @@ fn admin(raw: &Field<raw::Admin>, reading: &mut Reading<'_>) -> Admin {
 
 fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPlane {
     let raw = raw.given().map(|spot| &spot.value);
+    let conformance = raw.map_or(Conformance::Disabled, |raw| {
+        let words = [
+            ("Disabled", Conformance::Disabled),
+            ("Enabled", Conformance::Enabled),
+        ];
+        reading.or(&raw.conformance, Conformance::Disabled, |text| {
+            values::word(text, &words)
+        })
+    });
     let mut key = |field: Option<&Field<raw::MetadataKey>>, namespace: &str, key: &str| {
         let raw = field.and_then(Field::given).map(|spot| &spot.value);
         let mut text = |field: Option<&Field<Text>>, default: &str| match field {
@@ -432,5 +441,6 @@ fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPla
             "envoy.lb",
             "x-gateway-destination-endpoint-served",
         ),
+        conformance,
     }
 }

@@ -37,6 +37,8 @@ pub struct Lease {
     /// The last renewal by another holder, and when it was first seen here.
     seen: Option<(LeaseSpec, Instant)>,
     held_until: Option<Instant>,
+    /// What was last said of it in the log.
+    said: bool,
 }
 
 impl Lease {
@@ -56,6 +58,7 @@ impl Lease {
             identity,
             seen: None,
             held_until: None,
+            said: false,
         }
     }
 
@@ -69,14 +72,14 @@ impl Lease {
     pub async fn hold(&mut self) -> bool {
         // The time before the request counts, not the one after it.
         let asked = Instant::now();
-        let before = self.is_held();
         match self.attempt(asked).await {
             Ok(true) => self.held_until = Some(asked + DURATION),
             Ok(false) => self.held_until = None,
             Err(trouble) => self.watches.failed(Kind::Leases, &trouble),
         }
         let now = self.is_held();
-        if before != now {
+        if self.said != now {
+            self.said = now;
             let lease = &self.name;
             tracing::info!(lease, identity = self.identity, held = now, "lease");
         }
