@@ -135,7 +135,8 @@ fn say(condition: &Condition) {
     }
 }
 
-fn readable(condition: &Condition) -> PolicyCondition {
+/// A condition for the admin port.
+pub(super) fn readable(condition: &Condition) -> PolicyCondition {
     PolicyCondition {
         kind: condition.kind.as_str(),
         status: if condition.holds { "True" } else { "False" },

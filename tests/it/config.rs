@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Explain, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Export, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
+    Template, Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,
@@ -363,7 +364,7 @@ fn the_least_process_config_has_the_documented_defaults() {
     assert_eq!(process.limits.drain_timeout, Duration::from_secs(30));
     assert_eq!(
         (process.pods, process.policy),
-        (Source::Inline, Source::Inline)
+        (PodSource::Inline, PolicySource::Inline)
     );
     assert_eq!(process.telemetry.export, Export::Off);
     assert_eq!(process.admin.explain, Explain::Disabled);
@@ -534,8 +535,8 @@ spec: {rules: [{bypass: {type: Never}}]}
             key: at("tls/key.pem"),
         }
     );
-    assert_eq!(loaded.process.pods, Source::File(at("fleet/pods.yaml")));
-    assert_eq!(loaded.process.policy, Source::File(at("policy.yaml")));
+    assert_eq!(loaded.process.pods, PodSource::File(at("fleet/pods.yaml")));
+    assert_eq!(loaded.process.policy, PolicySource::File(at("policy.yaml")));
     assert_eq!(loaded.process.limits.request_bytes, 65536);
     assert_eq!(loaded.process.limits.body_timeout, Duration::from_secs(90));
     assert_eq!(loaded.process.index.max_blocks_per_pod, 1000);

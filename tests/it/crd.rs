@@ -86,7 +86,9 @@ fn said_by_crd(compiled: &CompiledSchema, object: &Value) -> BTreeSet<String> {
         Err(errors) => {
             let text = |error: &kube_cel::ValidationError| error.to_string();
             let errors = errors.as_slice().iter().map(text);
-            errors.map(|text| text.trim_start_matches('.').to_owned()).collect()
+            errors
+                .map(|text| text.trim_start_matches('.').to_owned())
+                .collect()
         }
     }
 }
