@@ -8,10 +8,11 @@ use crate::app::attend::Attendant;
 use crate::app::dialect;
 use crate::app::standing::Standing;
 use crate::config::watch::Watch;
-use crate::config::{Diagnostics, LoadedPods, LoadedPolicy};
+use crate::config::{Diagnostics, LoadedPods, LoadedPolicy, Shadow};
 use crate::pick::{InForce, Picker};
 use crate::telemetry::metrics::Metrics;
 use std::sync::Weak;
+use tokio::sync::watch;
 
 /// Applies new lists of pods.
 pub(super) async fn pods(
@@ -36,12 +37,12 @@ pub(super) async fn pods(
     attendant.stay().await;
 }
 
-/// Puts new policies in force.
+/// Puts new policies in force; how they stand and what they ask of their shadow is told on.
 pub(super) async fn policy(
     mut watch: Watch<LoadedPolicy>,
     picker: Weak<Picker>,
     metrics: Metrics,
-    standing: Standing,
+    (standing, shadow): (Standing, watch::Sender<Shadow>),
 ) {
     while let Some(update) = watch.next().await {
         let Some(picker) = picker.upgrade() else {
@@ -55,6 +56,11 @@ pub(super) async fn policy(
                 picker.set_policy(InForce {
                     policy: loaded.policy.clone(),
                     dialect: dialect(loaded.handoff),
+                });
+                shadow.send_if_modified(|asked| {
+                    let changed = *asked != loaded.shadow;
+                    asked.clone_from(&loaded.shadow);
+                    changed
                 });
                 tracing::info!(
                     generation = picker.in_force().policy.generation,
@@ -70,7 +76,7 @@ pub(super) async fn policy(
     }
 }
 
-fn refused(faults: &Diagnostics, metrics: &Metrics) {
+pub(super) fn refused(faults: &Diagnostics, metrics: &Metrics) {
     metrics.reload_failed();
     tracing::error!("a changed file was not put in force; what was in force stays:\n{faults}");
 }

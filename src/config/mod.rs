@@ -27,7 +27,7 @@ pub use load::{
     Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
 };
 pub use process::{
-    DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
+    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
     Telemetry, Template, Tls, Tokenizer,
 };
 

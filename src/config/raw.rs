@@ -37,6 +37,8 @@ mirror! {
         "index" => index: Index,
         /// Where spans go.
         "telemetry" => telemetry: Telemetry,
+        /// What the admin port answers beyond reading.
+        "admin" => admin: Admin,
         /// Where the data plane puts what it tells the picker.
         "dataPlane" => data_plane: DataPlane,
     }
@@ -120,6 +122,12 @@ mirror! {
         "sampleRatio" => sample_ratio: Number,
         /// Further resource attributes.
         "resource" => resource: TextMap,
+    }
+
+    /// What the admin port answers beyond reading.
+    struct Admin {
+        /// Enabled or Disabled: whether requests may be explained without being sent.
+        "explain" => explain: Text,
     }
 
     /// Keys in Envoy's dynamic metadata.
