@@ -19,6 +19,7 @@ mod decide_fixture;
 mod decide_golden;
 mod decide_ledger;
 mod decide_ledger_model;
+mod decide_prerequisites;
 mod decide_properties;
 mod docs;
 mod engine;
