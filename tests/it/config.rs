@@ -57,7 +57,7 @@ fn golden(folder: &str, load: impl Fn(&Path) -> Result<(), Diagnostics>) -> usiz
 #[test]
 fn each_bad_policy_is_refused_with_its_faults() {
     let cases = golden("policy", |path| config::load_policy(path).map(drop));
-    assert!(50 <= cases, "{cases} cases");
+    assert!(70 <= cases, "{cases} cases");
 }
 
 #[test]
@@ -652,6 +652,24 @@ fn a_file_of_a_megabyte_is_read_and_its_last_fault_found() {
             "pods[{pods}].role: expected prefill, decode or both, found the text \"decoder\"; is \
              decode meant? (pods.yaml, line {line}, column 48)"
         )
+    );
+}
+
+#[test]
+fn a_policy_of_a_megabyte_is_refused_for_its_rules_alone_and_soon() {
+    let rule = "  - {match: {models: ['a*'], policyClasses: [b]}, bypass: {type: Never}}\n";
+    let rules = (1 << 20) / rule.len() - 2;
+    let began = std::time::Instant::now();
+    let said = policy(&format!("  rules:\n{}", rule.repeat(rules))).unwrap_err();
+    assert_eq!(said.faults.len(), 1, "{said}");
+    assert_eq!(
+        said.faults[0].message,
+        format!("expected at most 64 items, found {rules}")
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
     );
 }
 
