@@ -14,7 +14,7 @@ use serde::Serialize;
 const MOST_RECORDS: usize = 1000;
 
 /// What exists, for the answer to an unknown path.
-const PATHS: &str = "/metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/decisions?after=N&limit=N, /v1/decisions/ID";
+const PATHS: &str = "/, /metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/settings, /v1/decisions?after=N&limit=N, /v1/decisions/stream, /v1/decisions/ID, /v1/decisions/ID/candidates, POST /v1/what-if";
 
 /// Answers one request.
 pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Response<Full<Bytes>> {
@@ -56,6 +56,15 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Response<Fu
             }
         }
         path => match path.strip_prefix("/v1/decisions/") {
+            Some(rest) if rest.ends_with("/candidates") => {
+                match picker.candidates(rest.trim_end_matches("/candidates")) {
+                    Some(candidates) => json(&candidates),
+                    None => error(
+                        StatusCode::NOT_FOUND,
+                        "what this decision was made from is no longer remembered",
+                    ),
+                }
+            }
             Some(id) => match picker.journal().find(id) {
                 Some(record) => json(&record),
                 None => error(
@@ -78,16 +87,27 @@ fn query<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     })
 }
 
-fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
+pub(super) fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
     match serde_json::to_string(value) {
         Ok(body) => text(StatusCode::OK, "application/json", body),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
     }
 }
 
-fn error(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
+pub(super) fn error(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
     let body = serde_json::json!({ "error": { "message": message } }).to_string();
     text(status, "application/json", body)
+}
+
+/// An answer to a request that was understood and cannot be done: every fault with its place.
+pub(super) fn unprocessable(faults: &[impl Serialize]) -> Response<Full<Bytes>> {
+    let message = "the request has faults";
+    let body = serde_json::json!({ "error": { "message": message, "faults": faults } });
+    text(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "application/json",
+        body.to_string(),
+    )
 }
 
 fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {

@@ -10,7 +10,9 @@ mod collect;
 mod models;
 mod reload;
 
-use crate::config::{Export, Handoff, Loaded, Process, Source, Tls};
+use crate::admin::Admin;
+use crate::admin::access::{Access, Token, TokenError};
+use crate::config::{AdminAccess, Export, Handoff, Loaded, Process, Source, Tls};
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
@@ -54,12 +56,31 @@ pub enum StartError {
     /// A model's files could not be used.
     #[error(transparent)]
     Model(#[from] models::ModelError),
+    /// The admin token could not be read.
+    #[error("admin.token: {}: {cause}", path.display())]
+    AdminToken {
+        /// Its file.
+        path: std::path::PathBuf,
+        /// Why not.
+        cause: TokenFault,
+    },
     /// The trace exporter could not be set up.
     #[error(transparent)]
     Trace(#[from] TraceError),
     /// The certificate could not be used.
     #[error(transparent)]
     Server(#[from] server::ServerError),
+}
+
+/// Why an admin token could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenFault {
+    /// The file cannot be read.
+    #[error("expected a file that can be read, found {0}")]
+    File(#[from] std::io::Error),
+    /// What is in it is no token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
 }
 
 /// The ports that were bound.
@@ -82,6 +103,7 @@ pub struct App {
     ext_proc: TcpListener,
     health: TcpListener,
     admin: TcpListener,
+    access: Access,
     tls: server::TlsMaterial,
     counters: Arc<Counters>,
     tasks: JoinSet<()>,
@@ -103,6 +125,7 @@ impl App {
             admin: local(&admin, process.listen.admin),
         };
         let tls = server::tls_material(&tls(&process.tls))?;
+        let access = access(&process.admin.access)?;
 
         let roster = Arc::new(Roster::new());
         let index = Arc::new(Index::new(crate::kv::index::Limits {
@@ -163,6 +186,7 @@ impl App {
             ext_proc,
             health,
             admin,
+            access,
             tls,
             counters,
             tasks,
@@ -199,7 +223,12 @@ impl App {
             drain.clone(),
             until(stopped.clone()),
         ));
-        let admin = crate::admin::serve(self.admin, Arc::clone(&self.picker), until(stopped));
+        let admin = Admin {
+            picker: Arc::clone(&self.picker),
+            access: self.access,
+            trace_link: self.process.admin.trace_link.clone(),
+        };
+        let admin = crate::admin::serve(self.admin, admin, until(stopped));
         self.tasks.spawn(async move {
             if let Err(error) = admin.await {
                 tracing::error!(%error, "the admin port stopped");
@@ -262,6 +291,20 @@ fn dialect(handoff: Handoff) -> Dialect {
         Handoff::DecodeFirst => Dialect::DecodeFirst,
         Handoff::PrefillFirst => Dialect::PrefillFirst,
     }
+}
+
+fn access(access: &AdminAccess) -> Result<Access, StartError> {
+    let AdminAccess::TokenFile(path) = access else {
+        return Ok(Access::Loopback);
+    };
+    std::fs::read_to_string(path)
+        .map_err(TokenFault::from)
+        .and_then(|text| Ok(Token::parse(&text)?))
+        .map(Access::Token)
+        .map_err(|cause| StartError::AdminToken {
+            path: path.clone(),
+            cause,
+        })
 }
 
 fn tls(tls: &Tls) -> server::Tls {

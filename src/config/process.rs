@@ -18,6 +18,8 @@ use std::time::Duration;
 pub struct Process {
     /// Where to listen.
     pub listen: Listen,
+    /// Who may look at decisions, and where their traces are.
+    pub admin: Admin,
     /// How the external-processing port is secured.
     pub tls: Tls,
     /// Bounds on what is held at once.
@@ -43,6 +45,25 @@ pub struct Listen {
     pub health: SocketAddr,
     /// Metrics, explain and the decision page (HTTP).
     pub admin: SocketAddr,
+}
+
+/// Who may look at decisions, and where their traces are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admin {
+    /// Who may look.
+    pub access: AdminAccess,
+    /// Where a trace can be looked at: an `http` or `https` address with `{trace_id}` in it.
+    pub trace_link: Option<Arc<str>>,
+}
+
+/// Who may look at pods, policy and decisions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AdminAccess {
+    /// Whoever connects over loopback.
+    #[default]
+    Loopback,
+    /// Whoever sends the token in this file.
+    TokenFile(PathBuf),
 }
 
 /// How the external-processing port is secured.

@@ -17,6 +17,8 @@ mirror! {
         "kind" => kind: Text,
         /// Where to listen.
         "listen" => listen: Listen,
+        /// Who may look at decisions, and where their traces are.
+        "admin" => admin: Admin,
         /// How the external-processing port is secured.
         "tls" => tls: Tls,
         /// Bounds on what is held at once.
@@ -40,6 +42,14 @@ mirror! {
         "extProc" => ext_proc: Text,
         "health" => health: Text,
         "admin" => admin: Text,
+    }
+
+    /// The admin port.
+    struct Admin {
+        /// A file with the token that clients must send; absent: only loopback is shown anything.
+        "token" => token: FileRef,
+        /// The address of a trace, with `{trace_id}` in it.
+        "traceLink" => trace_link: Text,
     }
 
     /// TLS of the external-processing port.

@@ -8,18 +8,22 @@ mod ask;
 mod draws;
 pub mod flight;
 pub mod head;
+pub mod readable;
 pub mod refusal;
+pub mod seen;
 mod status;
 pub mod usage;
+pub mod whatif;
 
 pub use flight::Flight;
 pub use head::{Head, Headers};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicySummary};
+pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::{Policy, SessionAffinity};
 use crate::decide::reason::NoRoute;
+use crate::decide::snapshot::Ask;
 use crate::decide::{Decision, decide};
 use crate::load::{Admission, Booking, Ledger};
 use crate::names::{ModelName, SessionId};
@@ -27,7 +31,9 @@ use crate::observe::{Observation, Observer};
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
+use crate::pick::readable::History;
 use crate::pick::usage::Tail;
+use crate::pick::whatif::{Recent, Remembered};
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
@@ -36,6 +42,7 @@ use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
@@ -82,6 +89,10 @@ pub struct Picker {
     metrics: Metrics,
     tracing: Tracing,
     journal: Journal,
+    /// What the last decisions were made from.
+    recent: Recent,
+    /// The last policies.
+    history: Mutex<History>,
     ids: DecisionIds,
     draws: Draws,
     /// Bounds the prompts that are tokenised at once on blocking threads.
@@ -104,6 +115,8 @@ impl Picker {
         let draws = Draws::new();
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         parts.metrics.generation(parts.in_force.policy.generation);
+        let mut history = History::default();
+        history.push(&parts.in_force);
         Picker {
             encoder: Arc::new(parts.encoder),
             observer: parts.observer,
@@ -112,6 +125,8 @@ impl Picker {
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
+            recent: Recent::default(),
+            history: Mutex::new(history),
             ids: DecisionIds::new(draws.next()),
             draws,
             encoding: Arc::new(Semaphore::new(threads)),
@@ -152,7 +167,7 @@ impl Picker {
         let understood = self.understand(head, body).await?;
         let understood_at = Instant::now();
         let session = session(&in_force.policy, head, &understood);
-        let (decision, booking, observation, outcome) =
+        let (decision, booking, ask, observation, outcome) =
             self.admit(&in_force, head, &understood, session, understood_at)?;
 
         let id = self.ids.next_id(SystemTime::now());
@@ -189,6 +204,12 @@ impl Picker {
         self.count(&decision, &facts, began);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
+        self.recent.push(Remembered {
+            record: Arc::clone(&record),
+            ask,
+            observation,
+            in_force: Arc::clone(&in_force),
+        });
         let settled = Settled {
             booking,
             record,
@@ -228,7 +249,7 @@ impl Picker {
         understood: &Understood,
         session: Option<(SessionId, Duration)>,
         now: Instant,
-    ) -> Result<(Decision, Booking, Observation, SessionOutcome), Refusal> {
+    ) -> Result<(Decision, Booking, Ask, Observation, SessionOutcome), Refusal> {
         let names: Vec<&ModelName> = understood.names.iter().collect();
         let mut observation = self.observer.look(&names, &understood.chains, now);
         let mut ask = understood.ask(head, self.draws.next());
@@ -255,7 +276,7 @@ impl Picker {
             }
             (Some(_), Some(_)) => SessionOutcome::Moved,
         };
-        Ok((decision, booking, observation, outcome))
+        Ok((decision, booking, ask, observation, outcome))
     }
 
     fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
@@ -302,6 +323,7 @@ impl Picker {
     pub fn set_policy(&self, mut in_force: InForce) {
         in_force.policy.generation = self.in_force.load().policy.generation + 1;
         self.metrics.generation(in_force.policy.generation);
+        self.history.lock().push(&in_force);
         self.in_force.store(Arc::new(in_force));
     }
 

@@ -6,6 +6,7 @@
 
 use crate::decide::snapshot::{Availability, EngineReport, Role};
 use crate::pick::Picker;
+use crate::pick::readable::PolicySummary;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,6 +28,10 @@ pub struct PodStatus {
     pub kv_blocks: u64,
     /// Seconds since its last KV event, if there was one.
     pub kv_last_event_age_s: Option<f64>,
+    /// KV blocks it has, when known.
+    pub kv_capacity_blocks: Option<u32>,
+    /// Prompt tokens it takes into one prefill batch.
+    pub prefill_capacity_tokens: Option<u64>,
     /// Requests promised to it.
     pub requests: u32,
     /// Prefill tokens promised to it.
@@ -39,19 +44,6 @@ pub struct PodStatus {
     pub running: Option<u32>,
     /// Share of its KV cache that it says is in use.
     pub kv_usage: Option<f64>,
-}
-
-/// The policy in force, readable.
-#[derive(Clone, Debug, Serialize)]
-pub struct PolicySummary {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Its version.
-    pub generation: u64,
-    /// How engines are told.
-    pub dialect: &'static str,
-    /// The rules, in order, as the program understood them.
-    pub rules: Vec<String>,
 }
 
 impl Picker {
@@ -98,6 +90,11 @@ impl Picker {
                         .feed(candidate.pod)
                         .and_then(|feed| feed.stats().last_event_age)
                         .map(|age| age.as_secs_f64()),
+                    kv_capacity_blocks: candidate.kv_capacity.known().map(|(blocks, _)| blocks.0),
+                    prefill_capacity_tokens: candidate
+                        .prefill_capacity
+                        .known()
+                        .map(|(tokens, _)| tokens.0),
                     requests: load.requests,
                     prefill_tokens: load.prefill_tokens.0,
                     decode_blocks: load.decode_blocks.0,
@@ -112,18 +109,7 @@ impl Picker {
     /// The policy in force.
     #[must_use]
     pub fn policy_summary(&self) -> PolicySummary {
-        let in_force = self.in_force();
-        PolicySummary {
-            name: Arc::clone(&in_force.policy.name),
-            generation: in_force.policy.generation,
-            dialect: in_force.dialect.as_str(),
-            rules: in_force
-                .policy
-                .rules
-                .iter()
-                .map(|rule| format!("{rule:?}"))
-                .collect(),
-        }
+        self.history.lock().summary(&self.in_force())
     }
 }
 

@@ -129,13 +129,22 @@ pub struct PickRecord {
     cost: CostRecord,
 }
 
+/// A cost by its terms, in KV blocks, readable.
 #[derive(Clone, Debug, Serialize)]
-struct CostRecord {
+pub struct CostRecord {
     prefill: f64,
     credit: f64,
     decode: f64,
     requests: f64,
     total: f64,
+}
+
+impl CostRecord {
+    /// The sum, which is what is compared.
+    #[must_use]
+    pub fn total(&self) -> f64 {
+        self.total
+    }
 }
 
 impl From<&Cost> for CostRecord {
@@ -302,6 +311,55 @@ impl Record {
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         *self.outcome.lock()
+    }
+}
+
+/// One decision in short: a line of a list. Serialises to one JSON object.
+#[derive(Debug, Serialize)]
+pub struct Brief<'a> {
+    id: &'a str,
+    sequence: u64,
+    time_ms: u64,
+    route: &'static str,
+    because: &'static str,
+    bypass: bool,
+    model: Option<&'a str>,
+    decode_pod: &'a str,
+    prefill_pod: Option<&'a str>,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    net_new_tokens: u64,
+    decide_us: u64,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+impl Record {
+    /// The decision in short.
+    #[must_use]
+    pub fn brief(&self) -> Brief<'_> {
+        Brief {
+            id: &self.id,
+            sequence: self.sequence,
+            time_ms: self.time_ms,
+            route: self.route,
+            because: self.because,
+            bypass: self.bypass,
+            model: self.model.as_deref(),
+            decode_pod: &self.decode_pod,
+            prefill_pod: self.prefill_pod.as_deref(),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            net_new_tokens: self.net_new_tokens,
+            decide_us: self.decide_us,
+            outcome: self.outcome(),
+        }
+    }
+
+    /// When it was made, in milliseconds since 1970.
+    #[must_use]
+    pub fn time_ms(&self) -> u64 {
+        self.time_ms
     }
 }
 

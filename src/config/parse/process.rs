@@ -8,8 +8,8 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, pods, policy, values};
 use crate::config::process::{
-    DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
-    Telemetry, Template, Tls, Tokenizer,
+    Admin, AdminAccess, DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
+    Process, Source, Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
@@ -43,9 +43,11 @@ pub(crate) fn document(raw: &raw::Process, reading: &mut Reading<'_>) -> Parsed 
     reading.version(&raw.api_version, &raw.kind, raw.at, KIND);
     let (pod_source, pods) = pod_source(raw, reading);
     let (policy_source, policy) = policy_source(raw, reading);
+    let listen = listen(&raw.listen, reading);
     Parsed {
         process: Process {
-            listen: listen(&raw.listen, reading),
+            listen,
+            admin: admin(raw, listen, reading),
             tls: tls(&raw.tls, reading),
             limits: limits(&raw.limits, reading),
             pods: pod_source,
@@ -151,6 +153,31 @@ fn listen(raw: &Field<raw::Listen>, reading: &mut Reading<'_>) -> Listen {
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
     let shared = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && shared
+}
+
+fn admin(raw: &raw::Process, listen: Listen, reading: &mut Reading<'_>) -> Admin {
+    let mut admin = Admin::default();
+    if let Some(Spot { value: section, .. }) = raw.admin.given() {
+        if let Some(Spot { at, value: token }) = section.token.given() {
+            if let Field::Absent = token.file {
+                reading.report.missing(*at, "file", "the path of a file");
+            }
+            if let Some(path) = reading.file(&token.file) {
+                admin.access = AdminAccess::TokenFile(path);
+            }
+        }
+        admin.trace_link = reading.optional(&section.trace_link, values::trace_link);
+    }
+    let token = raw.admin.given().map(|spot| &spot.value.token);
+    if !listen.admin.ip().is_loopback()
+        && matches!(token, None | Some(Field::Absent))
+        && let Some(spot) = raw.listen.given().and_then(|spot| spot.value.admin.given())
+    {
+        let message = "is reached over the network and there is no admin.token: there, only metrics and \
+                       health are answered; pods, policy and decisions are shown on loopback";
+        reading.report.warn(spot.at, message);
+    }
+    admin
 }
 
 fn tls(raw: &Field<raw::Tls>, reading: &mut Reading<'_>) -> Tls {
