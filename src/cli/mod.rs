@@ -36,7 +36,7 @@ enum Command {
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
-    Engine(engine::EngineArgs),
+    Engine(Box<engine::EngineArgs>),
 }
 
 /// Runs the program.
@@ -48,6 +48,14 @@ pub fn main() -> ExitCode {
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    // A panic message of a library may quote its input, which may be a prompt: only the place is told.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(
+            place = place.as_deref().unwrap_or("unknown"),
+            "a panic was caught"
+        );
+    }));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -63,7 +71,7 @@ pub fn main() -> ExitCode {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
             Command::Demo(args) => demo::run(args).await,
-            Command::Engine(args) => engine::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });
     // Blocking work that is still queued (a prompt of a request that nobody waits for) must not hold the exit.
@@ -82,6 +90,8 @@ fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
         .map(str::to_owned)
         .or_else(|| std::env::var("RUST_LOG").ok())
         .unwrap_or_else(|| quiet.to_owned());
+    // The tokenizer reports its set-up at info; a filter that names it still wins.
+    let filter = format!("tk_encode=warn,{filter}");
     let builder = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter))
         .with_writer(std::io::stderr);

@@ -197,8 +197,16 @@ where
             deadline,
             ..
         } = self;
+        // A gateway that never stops sending must not keep the deadline from being seen.
+        if let Some(deadline) = deadline
+            && deadline.deadline() <= Instant::now()
+        {
+            return Happened::Expired;
+        }
+        // In the order of how often it happens; the last one takes a lock that all streams share,
+        // so it is only looked at when there is nothing to do.
         tokio::select! {
-            () = shared.cut.cancelled() => Happened::Cut,
+            biased;
             picked = async { match pick {
                 Some(pick) => pick.await,
                 None => std::future::pending().await,
@@ -208,6 +216,7 @@ where
                 Some(deadline) => deadline.await,
                 None => std::future::pending().await,
             } } => Happened::Expired,
+            () = shared.cut.cancelled() => Happened::Cut,
         }
     }
 

@@ -166,9 +166,14 @@ impl Picker {
         let in_force = self.in_force.load_full();
         let understood = self.understand(head, body).await?;
         let understood_at = Instant::now();
-        let session = session(&in_force.policy, head, &understood);
-        let (decision, booking, ask, observation, outcome) =
-            self.admit(&in_force, head, &understood, session, understood_at)?;
+        let admitted = self.admit(&in_force.policy, head, &understood, understood_at)?;
+        let Admitted {
+            decision,
+            booking,
+            ask,
+            observation,
+            session,
+        } = admitted;
 
         let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
@@ -190,7 +195,7 @@ impl Picker {
             stream: understood.stream,
             counted: understood.counted.as_str(),
             encode_trouble: understood.trouble,
-            session: outcome,
+            session,
             decode_pod: observation.name(decision.route.decode().candidate.pod),
             prefill_pod: decision
                 .route
@@ -244,12 +249,12 @@ impl Picker {
 
     fn admit(
         &self,
-        in_force: &InForce,
+        policy: &Policy,
         head: &Head,
         understood: &Understood,
-        session: Option<(SessionId, Duration)>,
         now: Instant,
-    ) -> Result<(Decision, Booking, Ask, Observation, SessionOutcome), Refusal> {
+    ) -> Result<Admitted, Refusal> {
+        let session = session(policy, head, understood);
         let names: Vec<&ModelName> = understood.names.iter().collect();
         let mut observation = self.observer.look(&names, &understood.chains, now);
         let mut ask = understood.ask(head, self.draws.next());
@@ -264,11 +269,11 @@ impl Picker {
             .admit(admission, |loads| {
                 observation.with_loads(loads);
                 before = loads.session_pod();
-                ask.affinity = ask::affinity(&in_force.policy.session_affinity, before);
-                decide(&ask, &observation.snapshot, &in_force.policy)
+                ask.affinity = ask::affinity(&policy.session_affinity, before);
+                decide(&ask, &observation.snapshot, policy)
             })
             .map_err(refuse)?;
-        let outcome = match (&session, before) {
+        let session = match (&session, before) {
             (None, _) => SessionOutcome::None,
             (Some(_), None) => SessionOutcome::New,
             (Some(_), Some(pod)) if pod == decision.route.decode().candidate.pod => {
@@ -276,7 +281,13 @@ impl Picker {
             }
             (Some(_), Some(_)) => SessionOutcome::Moved,
         };
-        Ok((decision, booking, ask, observation, outcome))
+        Ok(Admitted {
+            decision,
+            booking,
+            ask,
+            observation,
+            session,
+        })
     }
 
     fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
@@ -361,6 +372,15 @@ impl Picker {
     pub fn shutdown_tracing(&self) {
         self.tracing.shutdown();
     }
+}
+
+/// A decision that has been booked.
+struct Admitted {
+    decision: Decision,
+    booking: Booking,
+    ask: Ask,
+    observation: Observation,
+    session: SessionOutcome,
 }
 
 /// What a decision leaves behind for its flight.

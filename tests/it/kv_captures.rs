@@ -1,4 +1,5 @@
 //! Every capture means what it says, and the index follows real engines.
+#![allow(clippy::expect_used, clippy::panic)] // helpers of tests
 
 use crate::kv_support::*;
 use proptest::prelude::*;

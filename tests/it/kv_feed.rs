@@ -1,4 +1,5 @@
 //! Feeds against real PUB and ROUTER sockets on loopback.
+#![allow(clippy::expect_used, clippy::panic)] // helpers of tests
 
 use crate::kv_support::*;
 use parking_lot::Mutex;

@@ -1,4 +1,5 @@
 //! Reading captures, and waiting for conditions.
+#![allow(clippy::expect_used, clippy::panic)] // helpers of tests
 
 use serde_json::Value;
 use sidestep::blocks::{BlockChain, KeySpace};

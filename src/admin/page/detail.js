@@ -44,9 +44,11 @@ export async function open(id) {
 function show(record, candidates) {
   const title = { bypass: "Bypass: prefilled where it is decoded", local: "Local", remote: "Remote prefill" }[kind(record)];
   $("decision-title").textContent = title;
-  $("decision-body").replaceChildren(
+  const parts = [
     el("p", {}, tag(record), " ", el("code", { text: record.because }), " ", meaning(record.because)),
-    flow(record), checks(record, candidates), shadow(record), facts(record), candidates ? table(record, candidates) : considered(record));
+    flow(record), checks(record, candidates), shadow(record), facts(record), candidates ? table(candidates) : considered(record),
+  ];
+  $("decision-body").replaceChildren(...parts.filter((part) => part !== null));
 }
 
 function flow(record) {
@@ -116,7 +118,7 @@ function offerCell(offer, most) {
     el("div", { class: "bar", "aria-hidden": "true" }, ...TERMS.map((term) => share(el("span", { class: `t-${term}` }), cost[term] / most))));
 }
 
-function table(record, { pods, left_out: leftOut }) {
+function table({ pods, left_out: leftOut }) {
   const most = Math.max(1e-9, ...pods.flatMap((pod) => [pod.local, pod.prefill, pod.decode]).map((offer) => offer.cost?.total ?? 0));
   const head = ["Pod", "KV events", "Cached blocks", "Requests", "Prefill tokens", "Decode blocks", "Cost: prefill and decode", "Cost: prefill", "Cost: decode"];
   const rows = pods.map((pod) => el("tr", { class: pod.chosen ? "chosen" : "" },
@@ -128,7 +130,7 @@ function table(record, { pods, left_out: leftOut }) {
   return el("section", {}, el("h3", { text: "Every pod, as it was seen" }),
     el("p", { class: "note", text: `Costs are in KV blocks; the cheapest pod of a column is chosen for it.${leftOut ? ` ${plural(leftOut, "pod")} of higher cost not shown.` : ""}` }),
     el("p", { class: "legend", "aria-hidden": "true" }, ...TERMS.map((term) => el("span", { class: `t-${term}`, text: term }))),
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Every pod, as it was seen" },
+    el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Every pod, as it was seen" },
       el("table", { class: "pods" }, el("caption", { class: "visually-hidden", text: "Pods with their costs" }),
         el("thead", {}, el("tr", {}, ...head.map((text, index) => el("th", { scope: "col", class: index > 1 && index < 6 ? "number" : "", text })))), el("tbody", {}, ...rows))));
 }

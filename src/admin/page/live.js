@@ -173,7 +173,7 @@ function reasons(last) {
   const sorted = [...counts.values()].sort((a, b) => b.count - a.count || a.one.because.localeCompare(b.one.because));
   $("reasons").replaceChildren(...sorted.map(({ one, count }) => el("li", {},
     el("div", { class: "reason-head" }, tag(one), el("code", { text: one.because }), el("span", { class: "share", text: percent(count / last.length) })),
-    el("div", { class: "bar", "aria-hidden": "true" }, share(el("span", { class: kind(one) }), count / last.length)),
+    el("div", { class: "bar", "aria-hidden": "true" }, share(el("span", { class: kind(one) === "local" ? "" : kind(one) }), count / last.length)),
     el("p", { class: "reason-meaning", text: meaning(one.because) }))));
 }
 

@@ -133,6 +133,7 @@ function colour(name) {
 
 function map() {
   const holder = $("pods-map");
+  $("pods-by").hidden = pods.length <= SMALL;
   if (pods.length <= SMALL) {
     holder.replaceChildren();
     return;

@@ -3,7 +3,7 @@ import { el } from "/page/dom.js";
 
 export const settings = { trace_link: null, version: "", reasons: {}, ineligible: {} };
 
-export const meaning = (word) => settings.reasons[word] ?? settings.ineligible[word] ?? "";
+export const meaning = (word) => (settings.reasons[word] ?? settings.ineligible[word] ?? "").replaceAll("`", "");
 
 /** The route as one word with a colour: a bypass is a local route by policy. */
 export const kind = (decision) => (decision.route === "local" && decision.bypass ? "bypass" : decision.route);

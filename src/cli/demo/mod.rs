@@ -81,6 +81,10 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn demo(args: DemoArgs) -> anyhow::Result<ExitCode> {
+    if let Some(Err(diagnostics)) = args.policy.as_deref().map(crate::config::check) {
+        eprintln!("{diagnostics}");
+        return Ok(ExitCode::from(2));
+    }
     let envoy = envoy::find().await?;
     if args.print_envoy {
         println!("{}", envoy.display());
@@ -119,7 +123,8 @@ async fn play(args: &DemoArgs, stack: &mut Stack) -> anyhow::Result<Summary> {
             join_all(all).await;
         }
     });
-    let show = async {
+    // Owns the receiver: when nobody reads our output, the senders must learn of it.
+    let show = async move {
         let mut output = Output::new(args);
         while let Some(row) = done.recv().await {
             output.show(&row)?;
@@ -133,7 +138,7 @@ async fn play(args: &DemoArgs, stack: &mut Stack) -> anyhow::Result<Summary> {
         return Ok(Summary::default());
     }
     tokio::select! {
-        summary = async { tokio::join!(traffic, show).1 } => summary,
+        both = async { tokio::try_join!(async { Ok(traffic.await) }, show) } => both.map(|both| both.1),
         ended = stack.ended() => Err(ended.err().unwrap_or_else(|| anyhow::anyhow!("a process ended"))),
     }
 }

@@ -99,3 +99,66 @@ pub(super) fn numbered(message: Message) -> Result<(u64, Option<Vec<u8>>), usize
     let seq = <[u8; 8]>::try_from(seq).map_err(|_| count)?;
     Ok((u64::from_be_bytes(seq), (!too_long).then_some(payload)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unhex(text: &str) -> Vec<u8> {
+        let digit = |at| u8::from_str_radix(&text[at..at + 2], 16).expect("hex");
+        (0..text.len()).step_by(2).map(digit).collect()
+    }
+
+    /// The numbers of a captured replay, in order.
+    fn numbers(replay: &[serde_json::Value]) -> Vec<u64> {
+        let number = |message: &serde_json::Value| {
+            let frames = message.get("frames_hex").unwrap_or(message);
+            let frames = frames.as_array().expect("frames").iter();
+            let frames = frames.map(|frame| unhex(frame.as_str().expect("hex")));
+            let message = Message {
+                frames: frames.collect(),
+                too_long: false,
+            };
+            numbered(message).expect("a number and a payload").0
+        };
+        replay.iter().map(number).collect()
+    }
+
+    #[test]
+    fn replays_of_every_release_are_read() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/captures");
+        let mut read = 0;
+        for entry in std::fs::read_dir(folder).expect("the captures") {
+            let text = std::fs::read_to_string(entry.expect("readable").path()).expect("text");
+            let Ok(capture) = serde_json::from_str::<serde_json::Value>(&text) else {
+                continue;
+            };
+            if let Some(replay) = capture["replay"].as_array() {
+                assert_eq!(numbers(replay), [9, 10, 11, u64::MAX]);
+                read += 1;
+            }
+            if let Some(replay) = capture["replay_frames_hex"].as_array() {
+                let numbers = numbers(replay);
+                let (end, batches) = numbers.split_last().expect("an end marker");
+                assert_eq!(*end, u64::MAX);
+                assert!(batches.iter().copied().eq(0..batches.len() as u64));
+                read += 1;
+            }
+        }
+        assert_eq!(read, 18 + 2, "18 releases, 2 engines");
+    }
+
+    #[test]
+    fn a_message_without_number_is_refused() {
+        let of = |frames: &[&[u8]]| {
+            numbered(Message {
+                frames: frames.iter().map(|frame| frame.to_vec()).collect(),
+                too_long: false,
+            })
+        };
+        assert_eq!(of(&[]), Err(0));
+        assert_eq!(of(&[b"payload"]), Err(1));
+        assert_eq!(of(&[b"seven__", b"payload"]), Err(2));
+        assert_eq!(of(&[b"\0\0\0\0\0\0\0\x05", b""]), Ok((5, Some(Vec::new()))));
+    }
+}

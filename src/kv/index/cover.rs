@@ -21,6 +21,7 @@ pub(super) struct Cover {
 }
 
 type Stretch = (u16, u16);
+type Gaps = Vec<(u32, Vec<Stretch>)>;
 
 /// The lanes of one run.
 #[derive(Default)]
@@ -28,7 +29,7 @@ pub(super) struct Covers {
     lanes: SmallVec<[Cover; 2]>,
     /// Only lanes whose `gapped` is set; rare, so a list is enough.
     #[allow(clippy::box_collection)] // one word in the many runs that have none
-    gaps: Option<Box<Vec<(u32, Vec<Stretch>)>>>,
+    gaps: Option<Box<Gaps>>,
 }
 
 impl Covers {

@@ -13,6 +13,8 @@ use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+const NO_LANE: u32 = u32::MAX;
+
 /// The lanes of one rank: device; device or host; anywhere.
 pub(super) type Levels = [u32; 3];
 
@@ -28,6 +30,8 @@ pub(super) struct PodLanes {
 #[derive(Clone, Default)]
 pub(super) struct LaneTable {
     pods: Vec<Option<PodLanes>>,
+    /// Generation and lane of the pods that have one lane only, which are most pods.
+    single: Vec<(u32, u32)>,
     lanes: usize,
     sizes: SmallVec<[BlockSize; 2]>,
 }
@@ -43,6 +47,12 @@ impl LaneTable {
         &self.sizes
     }
 
+    /// The lane of a pod that has just one.
+    pub(super) fn single(&self, pod: PodId) -> Option<u32> {
+        let (generation, lane) = *self.single.get(usize::from(pod.slot))?;
+        (generation == pod.generation && lane != NO_LANE).then_some(lane)
+    }
+
     pub(super) fn pod(&self, pod: PodId) -> Option<&PodLanes> {
         let entry = self.pods.get(usize::from(pod.slot))?.as_ref()?;
         (entry.generation == pod.generation).then_some(entry)
@@ -52,7 +62,19 @@ impl LaneTable {
         let slot = usize::from(slot);
         if self.pods.len() <= slot {
             self.pods.resize(slot + 1, None);
+            self.single.resize(slot + 1, (0, NO_LANE));
         }
+        self.single[slot] = match &entry {
+            Some(PodLanes {
+                generation, ranks, ..
+            }) => match ranks.as_slice() {
+                [[device, host, disk]] if device == host && device == disk => {
+                    (*generation, *device)
+                }
+                _ => (0, NO_LANE),
+            },
+            None => (0, NO_LANE),
+        };
         self.pods[slot] = entry;
         let pods = || self.pods.iter().flatten();
         let last = pods().flat_map(|pod| pod.ranks.iter().flatten()).max();

@@ -38,15 +38,26 @@ impl Overlaps {
     /// device (then most in all): a request ends on one rank, and which one is the engine's
     /// choice. Pods with an endpoint per rank are exact.
     #[must_use]
+    #[inline]
     pub fn get(&self, pod: PodId) -> TierBlocks {
+        let reach = |lane: u32| self.scores.get(lane as usize).copied().unwrap_or(0);
+        if let Some(lane) = self.table.single(pod) {
+            return TierBlocks {
+                device: Blocks(reach(lane)),
+                ..TierBlocks::default()
+            };
+        }
+        self.get_any(pod, reach)
+    }
+
+    fn get_any(&self, pod: PodId, reach: impl Fn(u32) -> u32) -> TierBlocks {
         let Some(lanes) = self.table.pod(pod) else {
             return TierBlocks::default();
         };
-        let reach = |lane: u32| self.scores.get(lane as usize).copied().unwrap_or(0);
         let best = lanes
             .ranks
             .iter()
-            .map(|levels| levels.map(reach))
+            .map(|levels| levels.map(&reach))
             .max_by_key(|[device, host, disk]| (*device, *disk, *host));
         let [device, host, disk] = best.unwrap_or_default();
         TierBlocks {

@@ -1,6 +1,6 @@
 //! One pass over a body's top level, keeping the fields routing needs.
 //!
-//! Lives here: [`Fields`], the tolerant scalar reader, and the search for a faulty field's place.
+//! Lives here: [`Fields`] and the search for a faulty field's place.
 //! Never here: what a field means.
 //! Invariant: a later value of a key replaces an earlier one, whatever the types of both; a faulty
 //! value that is replaced is no fault.
@@ -8,6 +8,7 @@
 use super::completions::{PromptSeed, PromptShape};
 use super::error::{BodyError, JsonType};
 use super::json::{Budget, ValueSeed};
+use super::scalar::{Scalar, ScalarSeed};
 use super::{Api, MAX_VALUES};
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -256,108 +257,6 @@ fn json_type(kind: ValueKind) -> JsonType {
 
 fn scalar<'de, A: MapAccess<'de>>(entries: &mut A) -> Result<Scalar, A::Error> {
     entries.next_value_seed(ScalarSeed)
-}
-
-/// A value of which only scalars are kept.
-enum Scalar {
-    Null,
-    Bool(bool),
-    Integer(i64),
-    Fraction,
-    String(String),
-    Array,
-    Object,
-}
-
-impl Scalar {
-    fn string(self) -> Field<String> {
-        match self {
-            Scalar::String(text) => Field::Found(text),
-            other => Field::Wrong(other.json_type()),
-        }
-    }
-
-    fn bool(self) -> Field<bool> {
-        match self {
-            Scalar::Bool(value) => Field::Found(value),
-            other => Field::Wrong(other.json_type()),
-        }
-    }
-
-    fn integer(self) -> Field<i64> {
-        match self {
-            Scalar::Integer(value) => Field::Found(value),
-            other => Field::Wrong(other.json_type()),
-        }
-    }
-
-    fn json_type(&self) -> JsonType {
-        match self {
-            Scalar::Null => JsonType::Null,
-            Scalar::Bool(_) => JsonType::Bool,
-            Scalar::Integer(_) | Scalar::Fraction => JsonType::Number,
-            Scalar::String(_) => JsonType::String,
-            Scalar::Array => JsonType::Array,
-            Scalar::Object => JsonType::Object,
-        }
-    }
-}
-
-struct ScalarSeed;
-
-impl<'de> DeserializeSeed<'de> for ScalarSeed {
-    type Value = Scalar;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Scalar, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for ScalarSeed {
-    type Value = Scalar;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Scalar, E> {
-        Ok(Scalar::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Scalar, E> {
-        Ok(Scalar::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Scalar, E> {
-        Ok(Scalar::Integer(value))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Scalar, E> {
-        Ok(Scalar::Integer(i64::try_from(value).unwrap_or(i64::MAX)))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Scalar, E> {
-        // Engines take 100.0 for 100; the cast saturates.
-        Ok(if value.fract() == 0.0 {
-            Scalar::Integer(value as i64)
-        } else {
-            Scalar::Fraction
-        })
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Scalar, E> {
-        Ok(Scalar::String(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Scalar, A::Error> {
-        while items.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Scalar::Array)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Scalar, A::Error> {
-        while entries.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Scalar::Object)
-    }
 }
 
 /// A top-level key, escapes undone.

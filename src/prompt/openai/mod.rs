@@ -1,6 +1,6 @@
 //! OpenAI-style request bodies: bytes to a [`Request`].
 //!
-//! Lives here: the fields routing needs, one file per API ([`chat`](self), `completions`), and the
+//! Lives here: the fields routing needs, one file per API (`chat`, `completions`), and the
 //! errors a client sees.
 //! Never here: templates, tokens, headers. The body's bytes are never changed.
 //! Invariant: of a key that is repeated, the last value counts, at every depth, as in the JSON
@@ -12,6 +12,7 @@ mod completions;
 mod error;
 mod fields;
 mod json;
+mod scalar;
 
 pub use chat::ChatInput;
 pub use error::{BodyError, JsonType};

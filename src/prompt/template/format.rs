@@ -3,7 +3,8 @@
 //! Lives here: the detection that vLLM does on a template's syntax tree, on the text instead.
 //! Never here: rewriting the messages (`messages`).
 //! Invariant: a template is [`ContentFormat::Parts`] exactly when it loops over the content of a
-//! message it got from a loop over the messages.
+//! message it got from a loop over the messages, or over a variable called `content` (as newer
+//! releases of vLLM have it, for templates that render contents in a macro).
 
 /// How message contents reach the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +28,10 @@ impl ContentFormat {
             .collect();
         let looped = (statements.iter())
             .filter_map(|statement| statement.loop_over())
-            .any(|(_, access)| access.key == Some("content") && items.contains(&access.name));
+            .any(|(_, access)| match access.key {
+                Some(key) => key == "content" && items.contains(&access.name),
+                None => access.name == "content" && access.bare,
+            });
         if looped {
             ContentFormat::Parts
         } else {
@@ -54,6 +58,8 @@ impl<'t> Statement<'t> {
 struct Access<'t> {
     name: &'t str,
     key: Option<&'t str>,
+    /// Whether there is no filter, slice or test.
+    bare: bool,
 }
 
 /// `name` and every name it is assigned to, directly or through others.
@@ -108,7 +114,7 @@ fn access(expression: &str, is_loop: bool) -> Option<Access<'_>> {
     if name.is_empty() {
         return None;
     }
-    let mut key = None;
+    let (mut key, mut sliced) = (None, false);
     loop {
         rest = rest.trim_start();
         if let Some(after) = rest.strip_prefix('.') {
@@ -125,6 +131,8 @@ fn access(expression: &str, is_loop: bool) -> Option<Access<'_>> {
                     return None;
                 }
                 key = Some(name);
+            } else {
+                sliced = true;
             }
             rest = after;
         } else {
@@ -132,10 +140,13 @@ fn access(expression: &str, is_loop: bool) -> Option<Access<'_>> {
         }
     }
     let ends = rest.is_empty()
-        || rest.starts_with('|')
-        || keyword(rest, "is").is_some()
         || (is_loop && (keyword(rest, "if").is_some() || rest.starts_with("recursive")));
-    ends.then_some(Access { name, key })
+    let filtered = rest.starts_with('|') || keyword(rest, "is").is_some();
+    (ends || filtered).then_some(Access {
+        name,
+        key,
+        bare: ends && !sliced,
+    })
 }
 
 /// Length of the identifier at the start.
@@ -162,6 +173,18 @@ mod tests {
                 "{template}"
             );
         }
+    }
+
+    #[test]
+    fn a_loop_over_a_variable_called_content_wants_parts() {
+        let macro_loop =
+            "{% macro render(content) %}{% for item in content %}{% endfor %}{% endmacro %}";
+        assert_eq!(ContentFormat::detect(macro_loop), ContentFormat::Parts);
+        let sliced =
+            "{% macro render(content) %}{% for item in content[1:] %}{% endfor %}{% endmacro %}";
+        assert_eq!(ContentFormat::detect(sliced), ContentFormat::Text);
+        let other = "{% macro render(text) %}{% for item in text %}{% endfor %}{% endmacro %}";
+        assert_eq!(ContentFormat::detect(other), ContentFormat::Text);
     }
 
     #[test]

@@ -114,89 +114,130 @@ fn absent(value: &Value) -> bool {
 
 fn rewrite(message: &Value, format: ContentFormat) -> Result<Value, NotText> {
     let role = field(message, "role");
-    let mut out = vec![
-        (Value::from("role"), role.clone()),
-        (
-            Value::from("content"),
-            content(&field(message, "content"), format)?,
-        ),
-    ];
-    let mut keep = |name: &'static str, value: Value| out.push((Value::from(name), value));
+    let parts = parts(&field(message, "content"))?;
+    let content = match format {
+        ContentFormat::Text => joined(parts.iter().filter(|part| !part.text().is_empty())),
+        // Few templates read parts of a tool's answer, so it is one text in either format.
+        ContentFormat::Parts if is(&role, "tool") && parts.iter().all(Part::is_text) => {
+            joined(parts.iter())
+        }
+        ContentFormat::Parts => parts.iter().map(Part::to_value).collect(),
+    };
+    let mut out = vec![("role", role.clone()), ("content", content)];
     if is(&role, "assistant") {
         let calls = field(message, "tool_calls");
         if calls.kind() == ValueKind::Seq && calls.is_true() {
             let calls = calls.try_iter().into_iter().flatten();
-            keep("tool_calls", calls.map(|call| tool_call(&call)).collect());
+            out.push(("tool_calls", calls.map(|call| tool_call(&call)).collect()));
         }
         let mut reasoning = field(message, "reasoning");
         if absent(&reasoning) {
             reasoning = field(message, "reasoning_content");
         }
         if !absent(&reasoning) {
-            keep("reasoning", reasoning.clone());
-            keep("reasoning_content", reasoning);
+            out.push(("reasoning", reasoning.clone()));
+            out.push(("reasoning_content", reasoning));
         }
     }
     if is(&role, "tool") && !absent(&field(message, "tool_call_id")) {
-        keep("tool_call_id", field(message, "tool_call_id"));
+        out.push(("tool_call_id", field(message, "tool_call_id")));
     }
-    if is(&role, "developer") && !absent(&field(message, "tools")) {
-        keep("tools", field(message, "tools"));
+    for name in ["name", "task"] {
+        let value = field(message, name);
+        if value.as_str().is_some() {
+            out.push((name, value));
+        }
     }
-    if field(message, "name").as_str().is_some() {
-        keep("name", field(message, "name"));
+    if is(&role, "developer") {
+        let tools = field(message, "tools");
+        let tools = if absent(&tools) {
+            Value::from(())
+        } else {
+            tools
+        };
+        out.push(("tools", tools));
     }
     Ok(out.into_iter().collect())
 }
 
-/// A content in the form the template wants.
-fn content(content: &Value, format: ContentFormat) -> Result<Value, NotText> {
-    let texts = match content.kind() {
-        ValueKind::Undefined | ValueKind::None => Vec::new(),
-        ValueKind::String if format == ContentFormat::Text => return Ok(content.clone()),
-        ValueKind::String => vec![content.clone()],
-        ValueKind::Seq => {
-            let parts = content.try_iter().into_iter().flatten();
-            parts.map(|part| text(&part)).collect::<Result<_, _>>()?
-        }
-        _ => return Err(NotText),
-    };
-    Ok(match format {
-        ContentFormat::Text => {
-            let texts: Vec<&str> = (texts.iter().filter_map(Value::as_str))
-                .filter(|text| !text.is_empty())
-                .collect();
-            Value::from(texts.join("\n"))
-        }
-        ContentFormat::Parts => texts
-            .into_iter()
-            .map(|text| -> Value {
-                [("type", Value::from("text")), ("text", text)]
-                    .into_iter()
-                    .collect()
-            })
-            .collect(),
-    })
+/// One part of a content.
+enum Part {
+    Text(Value),
+    /// The name of a tool that the template is to explain at this place.
+    ToolReference(Value),
 }
 
-/// The text of one part.
-fn text(part: &Value) -> Result<Value, NotText> {
-    if part.as_str().is_some() {
-        return Ok(part.clone());
+impl Part {
+    fn text(&self) -> &str {
+        let (Part::Text(text) | Part::ToolReference(text)) = self;
+        text.as_str().unwrap_or_default()
     }
-    let kind = field(part, "type");
+
+    fn is_text(&self) -> bool {
+        matches!(self, Part::Text(_))
+    }
+
+    fn to_value(&self) -> Value {
+        let (kind, key, text) = match self {
+            Part::Text(text) => ("text", "text", text),
+            Part::ToolReference(name) => ("tool_reference", "name", name),
+        };
+        [("type", Value::from(kind)), (key, text.clone())]
+            .into_iter()
+            .collect()
+    }
+}
+
+fn joined<'p>(parts: impl Iterator<Item = &'p Part>) -> Value {
+    let mut parts = parts.peekable();
+    let Some(first) = parts.next() else {
+        return Value::from("");
+    };
+    if parts.peek().is_none() {
+        // By far the most frequent case, and the text need not be copied.
+        let (Part::Text(text) | Part::ToolReference(text)) = first;
+        return text.clone();
+    }
+    let mut text = first.text().to_owned();
+    for part in parts {
+        text.push('\n');
+        text.push_str(part.text());
+    }
+    Value::from(text)
+}
+
+fn parts(content: &Value) -> Result<Vec<Part>, NotText> {
+    match content.kind() {
+        ValueKind::Undefined | ValueKind::None => Ok(Vec::new()),
+        ValueKind::String => Ok(vec![Part::Text(content.clone())]),
+        ValueKind::Seq => {
+            let parts = content.try_iter().into_iter().flatten();
+            parts.filter_map(|item| part(&item).transpose()).collect()
+        }
+        _ => Err(NotText),
+    }
+}
+
+/// Reads one part; `None` for a text without a text, which engines skip.
+fn part(item: &Value) -> Result<Option<Part>, NotText> {
+    if item.as_str().is_some() {
+        return Ok(Some(Part::Text(item.clone())));
+    }
+    let kind = field(item, "type");
     let key = match kind.as_str() {
         Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
         Some("thinking") => "thinking",
+        Some("tool_reference") => "name",
         None if absent(&kind) => "text",
         _ => return Err(NotText),
     };
-    let text = field(part, key);
-    if text.as_str().is_some() {
-        Ok(text)
-    } else {
-        Err(NotText)
+    let text = field(item, key);
+    match (text.as_str(), kind.as_str()) {
+        (Some(_), Some("tool_reference")) => Ok(Some(Part::ToolReference(text))),
+        (Some(_), _) => Ok(Some(Part::Text(text))),
+        (None, Some("text" | "refusal")) if absent(&text) => Ok(None),
+        (None, _) => Err(NotText),
     }
 }
 
@@ -207,9 +248,10 @@ fn tool_call(call: &Value) -> Value {
         return call.clone();
     }
     let arguments = field(&function, "arguments");
-    let parsed = match arguments.as_str() {
-        Some(text) => value_from_str(text).filter(|value| !absent(value)),
-        None => Some(arguments).filter(Value::is_true),
+    let parsed = match (arguments.as_str(), arguments.kind()) {
+        (Some(text), _) => value_from_str(text),
+        (None, ValueKind::Map | ValueKind::Seq) => return call.clone(),
+        (None, _) => None,
     };
     let parsed = parsed.unwrap_or_else(|| Value::from_iter(<[(&str, Value); 0]>::default()));
     let function = with(&function, "arguments", parsed);

@@ -68,11 +68,34 @@ fn a_template_for_parts_gets_parts() {
 }
 
 #[test]
+fn a_tool_s_answer_is_one_text_unless_it_refers_to_tools() {
+    let template = "{% for m in messages %}{% for part in m.content %}{% endfor %}{{ m.content | tojson }}{% endfor %}";
+    let render = |parts: &str| {
+        let fields = format!(r#""messages":[{{"role":"tool","content":[{parts}]}}]"#);
+        (
+            render_with(template, &fields).unwrap(),
+            render_with("{{ messages[0].content }}", &fields).unwrap(),
+        )
+    };
+    let two = r#"{"type":"text","text":"a"},{"type":"text","text":""},{"type":"text"},"b""#;
+    assert_eq!(render(two), ("\"a\\n\\nb\"".into(), "a\nb".into()));
+    let reference = r#"{"type":"text","text":"a"},{"type":"tool_reference","name":"f"}"#;
+    assert_eq!(
+        render(reference),
+        (
+            r#"[{"type": "text", "text": "a"}, {"type": "tool_reference", "name": "f"}]"#.into(),
+            "a\nf".into()
+        )
+    );
+}
+
+#[test]
 fn anything_but_text_is_left_to_the_engine() {
     for part in [
         r#"{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}"#,
         r#"{"type":"input_audio","input_audio":{}}"#,
-        r#"{"type":"text"}"#,
+        r#"{"type":"text","text":7}"#,
+        r#"{"image_url":{"url":"x"}}"#,
         r#"{"type":7,"text":"a"}"#,
         "7",
     ] {
@@ -100,7 +123,10 @@ fn tool_call_arguments_reach_the_template_as_objects() {
         "[assistant](f:{\"z\": 1, \"a\": [1.0, 1e-07], \"ü\": \"it's <b>\"})"
     );
     assert_eq!(with(r#"{"z":1}"#), "[assistant](f:{\"z\": 1})");
-    for nothing in ["null", "\"\"", "\"{broken\"", "\"null\"", "{}"] {
+    // As in Python: whatever the text says.
+    assert_eq!(with("\"null\""), "[assistant](f:null)");
+    assert_eq!(with("[]"), "[assistant](f:[])");
+    for nothing in ["null", "7", "\"\"", "\"{broken\"", "\"{} {}\"", "{}"] {
         assert_eq!(with(nothing), "[assistant](f:{})", "{nothing}");
     }
     assert_eq!(
