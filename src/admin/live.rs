@@ -32,7 +32,7 @@ const EVERY: Duration = Duration::from_millis(100);
 /// Looks without news after which a comment is sent, so that a connection that is gone is noticed.
 const QUIET: u32 = 100;
 /// Decisions in one event: more than that in [`EVERY`] are counted, not shown.
-const MOST: usize = 500;
+const MOST: usize = 1000;
 /// Decisions whose outcome is awaited.
 const AWAITED: usize = 1024;
 

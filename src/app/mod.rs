@@ -35,8 +35,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Decisions kept for the admin port.
-const JOURNAL: usize = 2048;
+/// Decisions kept for the admin port: about 12 MiB, and 16 s at 500 decisions a second.
+const JOURNAL: usize = 8192;
 /// How often watched files are looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 

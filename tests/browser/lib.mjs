@@ -48,6 +48,8 @@ export async function open(url, { expected = /$^/ } = {}) {
     requests.push(request.url());
     if (!request.url().startsWith(url)) complaints.push(`asks another place: ${request.url()}`);
   });
+  // For work on the page: its files from the sources, without a build.
+  if (process.env.PAGE_FILES) await page.route(/\/(page\/.*)?$/, fromSources);
   const answer = await page.goto(`${url}/`);
   assert.equal(answer.status(), 200);
   assert.match(answer.headers()["content-security-policy"], /default-src 'self'/);
@@ -56,6 +58,15 @@ export async function open(url, { expected = /$^/ } = {}) {
     assert.deepEqual(complaints, [], "the console is clean");
   };
   return { page, done, requests: () => requests };
+}
+
+const TYPES = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml" };
+
+async function fromSources(route) {
+  const name = new URL(route.request().url()).pathname.replace(/^\/(page\/)?/, "") || "index.html";
+  const response = await route.fetch();
+  const body = fs.readFileSync(path.join(process.env.PAGE_FILES, name));
+  await route.fulfill({ response, body, headers: { ...response.headers(), "content-type": TYPES[path.extname(name)] } });
 }
 
 /** Keeps a screenshot. */

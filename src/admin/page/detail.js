@@ -1,6 +1,7 @@
 // One decision in full: its checks, the nearest flip, every pod with its cost.
 import { $, clock, el, milliseconds, number, percent, plural, precise, share } from "/page/dom.js";
 import * as api from "/page/api.js";
+import { brief } from "/page/live.js";
 import { KEYS, kind, meaning, settings, tag } from "/page/words.js";
 
 let back = null;
@@ -37,7 +38,10 @@ export async function open(id) {
     ]);
     if (wanted === id) show(record, candidates);
   } catch (error) {
-    $("decision-body").replaceChildren(el("p", { class: "notice", text: error.message }));
+    const known = brief(id);
+    const parts = [el("p", { class: "note", text: `${error.message}; newer ones have taken its place.` })];
+    if (known) parts.unshift(el("p", {}, tag(known), " ", el("code", { text: known.because }), " ", meaning(known.because)), flow(known));
+    if (wanted === id) $("decision-body").replaceChildren(...parts);
   }
 }
 

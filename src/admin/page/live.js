@@ -57,6 +57,9 @@ export function outcomes(list) {
   schedule();
 }
 
+/** What the list knows of a decision. */
+export const brief = (id) => byId.get(id);
+
 function schedule() {
   if (scheduled) return;
   scheduled = true;

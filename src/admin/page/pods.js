@@ -75,12 +75,18 @@ function health() {
   }
 }
 
-function load(pod, metric) {
-  if (metric === "kv_usage") return usage(pod) ?? 0;
-  const most = Math.max(1, ...pods.map((other) => other[metric]));
-  if (metric === "prefill_tokens") return pod[metric] / Math.max(most, pod.prefill_capacity_tokens ?? 0);
-  return pod[metric] / most;
+/** What the busiest pod has, per metric: the full width of a cell, the full colour of a square. */
+function scales() {
+  const most = (read) => pods.reduce((sofar, pod) => Math.max(sofar, read(pod)), 1);
+  return {
+    requests: most((pod) => pod.requests),
+    prefill_tokens: most((pod) => Math.max(pod.prefill_tokens, pod.prefill_capacity_tokens ?? 0)),
+    decode_blocks: most((pod) => pod.decode_blocks),
+    kv_usage: 1,
+  };
 }
+
+const measure = (pod, metric) => (metric === "kv_usage" ? usage(pod) : pod[metric]);
 
 /** The engine's own figure, or else what was promised to it. */
 function usage(pod) {
@@ -94,7 +100,7 @@ function row(pod, scale) {
   const [level, text] = AVAILABILITY[pod.availability] ?? ["none", pod.availability];
   const [feedLevel, feedText] = FEED[pod.kv_source] ?? ["none", pod.kv_source];
   const cells = METRICS.map((metric) => {
-    const value = metric === "kv_usage" ? usage(pod) : pod[metric];
+    const value = measure(pod, metric);
     const cell = el("td", { class: "number cell", text: metric === "kv_usage" ? percent(value) : number(value) });
     return share(cell, (value ?? 0) / scale[metric]);
   });
@@ -105,17 +111,14 @@ function row(pod, scale) {
     ...cells);
 }
 
-function table() {
+function table(scale) {
   const wanted = $("pods-find").value.trim().toLowerCase();
   const metric = $("pods-metric").value;
   const found = pods.filter((pod) => pod.name.toLowerCase().includes(wanted) || pod.endpoint.includes(wanted));
   const large = pods.length > SMALL;
   // A small fleet keeps its order, so that a pod stays where the eye left it.
-  if (large) found.sort((a, b) => rank(a) - rank(b) || load(b, metric) - load(a, metric) || a.name.localeCompare(b.name));
+  if (large) found.sort((a, b) => rank(a) - rank(b) || (measure(b, metric) ?? 0) - (measure(a, metric) ?? 0) || a.name.localeCompare(b.name));
   else found.sort((a, b) => rank(a) - rank(b) || b.role.localeCompare(a.role) || a.name.localeCompare(b.name, "en", { numeric: true }));
-  const scale = { kv_usage: 1 };
-  for (const one of ["requests", "decode_blocks"]) scale[one] = Math.max(1, ...pods.map((pod) => pod[one]));
-  scale.prefill_tokens = Math.max(1, ...pods.map((pod) => Math.max(pod.prefill_tokens, pod.prefill_capacity_tokens ?? 0)));
   $("pods-table").tBodies[0].replaceChildren(...found.slice(0, ROWS).map((pod) => row(pod, scale)));
   const shown = Math.min(found.length, ROWS);
   $("pods-note").textContent = found.length < pods.length || shown < found.length
@@ -131,7 +134,7 @@ function colour(name) {
   return value;
 }
 
-function map() {
+function map(scale) {
   const holder = $("pods-map");
   $("pods-by").hidden = pods.length <= SMALL;
   if (pods.length <= SMALL) {
@@ -159,11 +162,11 @@ function map() {
     group.querySelector("h3").textContent = `${role}: ${plural(some.length, "pod")}${broken ? `, ${broken} in trouble` : ""}`;
     const canvas = group.querySelector("canvas");
     canvas.setAttribute("aria-label", `${plural(some.length, `${role} pod`)}, ${broken} in trouble; the table below lists them`);
-    draw(canvas, some, metric, paint);
+    draw(canvas, some, paint, (pod) => (measure(pod, metric) ?? 0) / scale[metric]);
   }
 }
 
-function draw(canvas, some, metric, paint) {
+function draw(canvas, some, paint, heat) {
   const width = canvas.clientWidth || 600;
   const across = Math.max(1, Math.floor((width + GAP) / (TILE + GAP)));
   const down = Math.ceil(some.length / across);
@@ -195,7 +198,7 @@ function draw(canvas, some, metric, paint) {
       pen.stroke();
       return;
     }
-    pen.globalAlpha = Math.min(1, load(pod, metric));
+    pen.globalAlpha = Math.min(1, heat(pod));
     pen.fillStyle = paint.hot;
     pen.fillRect(x, y, TILE, TILE);
     pen.globalAlpha = 1;
@@ -230,8 +233,9 @@ function pick(canvas, event) {
 
 export function redraw() {
   if (!pods.length) return;
-  map();
-  table();
+  const scale = scales();
+  map(scale);
+  table(scale);
 }
 
 export function show(found) {
