@@ -5,8 +5,10 @@
 //! Invariant: exit code 0 means done, 1 that the command ran and failed, 2 that its input is at fault.
 
 pub mod check;
+pub mod crd;
 pub mod demo;
 pub mod engine;
+pub mod policy;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -33,6 +35,10 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
+    Crd,
+    /// Translate the settings of another router into a policy.
+    Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
@@ -44,7 +50,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) => "warn",
+        Command::Demo(_) | Command::Check(_) | Command::Crd | Command::Policy(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -70,6 +76,8 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Crd => crd::run(),
+            Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
