@@ -1,4 +1,4 @@
-//! The admin port: metrics, readiness, the decision page and what it shows.
+//! The admin port: metrics, readiness, the decision page and what it shows, explanations.
 //!
 //! Lives here: a small HTTP/1.1 server, its routes, who may see what.
 //! Never here: anything that changes a decision; prompt text.
@@ -6,6 +6,8 @@
 //! than a copy.
 
 pub mod access;
+mod explain;
+pub mod grpc;
 mod live;
 mod page;
 mod routes;
@@ -13,7 +15,7 @@ mod what_if;
 
 use crate::admin::access::{Access, Denied, Ends};
 use crate::decide::{Because, Ineligible};
-use crate::pick::Picker;
+use crate::pick::{Explainer, Picker};
 use bytes::Bytes;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -42,6 +44,8 @@ type Body = Either<Full<Bytes>, live::Feed>;
 pub struct Admin {
     /// Whose decisions.
     pub picker: Arc<Picker>,
+    /// What explains requests; without, none is explained.
+    pub explainer: Option<Arc<Explainer>>,
     /// Who may see them.
     pub access: Access,
     /// Where a trace can be looked at: an address with `{trace_id}` in it.
@@ -146,6 +150,10 @@ impl Service {
             }
             (&Method::POST, "/v1/what-if") => {
                 whole(what_if::answer(picker, &self.what_if, request).await)
+            }
+            (_, "/v1/explain") => {
+                let explainer = self.admin.explainer.as_deref();
+                whole(explain::answer(explainer, request).await)
             }
             (&Method::GET, "/v1/settings") => whole(routes::json(&self.settings())),
             _ => whole(routes::answer(picker, request.method(), request.uri())),

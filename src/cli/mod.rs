@@ -8,6 +8,7 @@ pub mod check;
 pub mod crd;
 pub mod demo;
 pub mod engine;
+pub mod explain;
 pub mod policy;
 pub mod serve;
 pub mod top;
@@ -37,6 +38,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Say why a request would go where it would go, or why one went there.
+    Explain(explain::ExplainArgs),
     /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
     Crd,
     /// Translate the settings of another router into a policy.
@@ -57,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Demo(_)
         | Command::Check(_)
         | Command::Crd
+        | Command::Explain(_)
         | Command::Policy(_)
         | Command::Top(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
@@ -84,6 +88,7 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Explain(args) => explain::run(args).await,
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Top(args) => top::run(args).await,

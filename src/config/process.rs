@@ -54,6 +54,8 @@ pub struct Admin {
     pub access: AdminAccess,
     /// Where a trace can be looked at: an `http` or `https` address with `{trace_id}` in it.
     pub trace_link: Option<Arc<str>>,
+    /// Whether requests are explained.
+    pub explain: Explain,
 }
 
 /// Who may look at pods, policy and decisions.
@@ -113,6 +115,16 @@ pub struct IndexLimits {
     pub max_blocks: u64,
     /// Most blocks known of one pod.
     pub max_blocks_per_pod: u64,
+}
+
+/// Whether requests are explained without being sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Explain {
+    /// No. An explanation says which prompts the pods hold, which not everybody should learn.
+    #[default]
+    Disabled,
+    /// Yes: on the admin port, and as gRPC on the health port.
+    Enabled,
 }
 
 /// Where spans go.

@@ -23,7 +23,7 @@ mirror! {
         "kind" => kind: Text,
         /// Where to listen.
         "listen" => listen: Listen,
-        /// Who may look at decisions, and where their traces are.
+        /// Who may look at decisions, and what the admin port answers beyond reading.
         "admin" => admin: Admin,
         /// How the external-processing port is secured.
         "tls" => tls: Tls,
@@ -56,6 +56,8 @@ mirror! {
         "token" => token: FileRef,
         /// The address of a trace, with `{trace_id}` in it.
         "traceLink" => trace_link: Text,
+        /// Enabled or Disabled: whether requests may be explained without being sent.
+        "explain" => explain: Text,
     }
 
     /// TLS of the external-processing port.
@@ -207,6 +209,7 @@ mirror! {
         "apiVersion" => api_version: Text [key()],
         "kind" => kind: Text [key()],
         "metadata" => metadata: ObjectMeta [key()],
+        /// What the policy says.
         "spec" => spec: PolicySpec [key().required_as("a mapping with the rules of the policy")],
         "status" => status: Skipped [key()],
     }

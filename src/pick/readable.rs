@@ -9,7 +9,7 @@ use crate::decide::policy::{
     TierCredit,
 };
 use crate::decide::snapshot::CapacitySource;
-use crate::pick::InForce;
+use crate::pick::{InForce, InShadow};
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,6 +37,62 @@ pub struct PolicySummary {
     pub history: Vec<Generation>,
     /// What it changed.
     pub changes: Vec<Change>,
+    /// How the policy stands.
+    pub conditions: Vec<PolicyCondition>,
+    /// The policy in its shadow.
+    pub shadow: ShadowSummary,
+}
+
+/// One thing about how a policy stands, readable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicyCondition {
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// True or False, in the words of Kubernetes.
+    pub status: &'static str,
+    /// Why, in a word.
+    pub reason: &'static str,
+    /// Why, for people.
+    pub message: String,
+}
+
+/// The policy in the shadow of the one in force, readable.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ShadowSummary {
+    /// There is none.
+    Off,
+    /// It cannot be had.
+    Unresolved {
+        /// The name or file that was asked for.
+        name: Arc<str>,
+    },
+    /// It is evaluated.
+    Evaluated {
+        /// Its name.
+        name: Arc<str>,
+        /// Its version.
+        generation: u64,
+        /// Its rules, in order, as the program understood them.
+        rules: Vec<RuleSummary>,
+    },
+}
+
+impl From<&InShadow> for ShadowSummary {
+    fn from(shadow: &InShadow) -> Self {
+        match shadow {
+            InShadow::Nothing => ShadowSummary::Off,
+            InShadow::Unresolved(name) => ShadowSummary::Unresolved {
+                name: Arc::clone(name),
+            },
+            InShadow::Policy(policy) => ShadowSummary::Evaluated {
+                name: Arc::clone(&policy.name),
+                generation: policy.generation,
+                rules: policy.rules.iter().map(rule_summary).collect(),
+            },
+        }
+    }
 }
 
 /// One rule, readable.
@@ -144,8 +200,13 @@ impl History {
         });
     }
 
-    /// `in_force`, readable, with what was before it.
-    pub(super) fn summary(&self, in_force: &InForce) -> PolicySummary {
+    /// `in_force`, readable, with what was before it and how it stands.
+    pub(super) fn summary(
+        &self,
+        in_force: &InForce,
+        conditions: Vec<PolicyCondition>,
+        shadow: &InShadow,
+    ) -> PolicySummary {
         let policy = &in_force.policy;
         let own = self
             .0
@@ -157,6 +218,8 @@ impl History {
             dialect: in_force.dialect.as_str(),
             since_ms: own.map_or(0, |own| own.since_ms),
             rules: policy.rules.iter().map(rule_summary).collect(),
+            conditions,
+            shadow: shadow.into(),
             settings: settings(in_force),
             changes: own.map_or_else(Vec::new, |own| own.changes.clone()),
             history: self

@@ -5,11 +5,11 @@
 //! Invariant: what is shown is what was decided from, and at most [`MOST_SHOWN`] pods.
 
 use crate::decide::select::{Purpose, Terms, survey};
-use crate::decide::{Cost, Decision, Ineligible, nearest_flip};
+use crate::decide::{Cost, Decision, Ineligible};
 use crate::names::PodId;
 use crate::pick::Picker;
 use crate::pick::whatif::Remembered;
-use crate::telemetry::record::CostRecord;
+use crate::telemetry::explanation::CostLine;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -21,21 +21,10 @@ const MOST_SHOWN: usize = 100;
 pub struct Candidates {
     /// Id of the decision.
     pub id: String,
-    /// The change of one threshold that would have sent the request the other way.
-    pub flip: Option<FlipSummary>,
     /// The pods, chosen ones first, then by cost.
     pub pods: Vec<Seen>,
     /// Pods that are not shown.
     pub left_out: usize,
-}
-
-/// A change of one threshold that would have sent the request the other way.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct FlipSummary {
-    what: &'static str,
-    from: f64,
-    to: f64,
-    becomes: &'static str,
 }
 
 /// One pod as a decision saw it.
@@ -65,7 +54,7 @@ pub struct Seen {
 #[serde(rename_all = "snake_case")]
 pub enum Offer {
     /// Its cost, by terms.
-    Cost(CostRecord),
+    Cost(CostLine),
     /// Why it was not considered.
     Not(&'static str),
 }
@@ -73,7 +62,7 @@ pub enum Offer {
 impl Offer {
     fn total(&self) -> f64 {
         match self {
-            Offer::Cost(cost) => cost.total(),
+            Offer::Cost(cost) => cost.total,
             Offer::Not(_) => f64::INFINITY,
         }
     }
@@ -86,9 +75,6 @@ impl Picker {
         let one = self.recent.find(id)?;
         let policy = &one.in_force.policy;
         let decision = one.decide(policy).ok();
-        let flip = decision
-            .as_ref()
-            .and_then(|decision| nearest_flip(decision, policy));
         let mut pods = seen(&one, decision.as_ref());
         pods.sort_by(|a, b| {
             let key = |seen: &Seen| (seen.chosen.is_none(), seen.least());
@@ -99,12 +85,6 @@ impl Picker {
         pods.truncate(MOST_SHOWN);
         Some(Candidates {
             id: one.record.id.clone(),
-            flip: flip.map(|flip| FlipSummary {
-                what: flip.what.as_str(),
-                from: flip.from,
-                to: flip.to,
-                becomes: flip.becomes.as_str(),
-            }),
             pods,
             left_out,
         })
@@ -124,7 +104,10 @@ impl Seen {
 fn seen(one: &Remembered, decision: Option<&Decision>) -> Vec<Seen> {
     let (ask, snapshot) = (&one.ask, &one.observation.snapshot);
     let (_, rule) = one.in_force.policy.rule_for(ask);
-    let terms = Terms::new(ask, &one.in_force.policy, rule);
+    // A request that was decided has terms.
+    let Ok(terms) = Terms::new(ask, snapshot, &one.in_force.policy, rule) else {
+        return Vec::new();
+    };
     let offers = |purpose| survey(ask, snapshot, &terms, purpose).map(|(_, offer)| offer);
     let chosen = |pod: PodId| {
         let route = decision?.route;

@@ -4,7 +4,9 @@
 //! Never here: anything a decision reads.
 //! Invariant: every answer is a copy; no lock is held while it is written out.
 
+use crate::decide::prerequisite::{PrefixCaching, Prerequisite, missing};
 use crate::decide::snapshot::{Availability, EngineReport, Role};
+use crate::names::PodId;
 use crate::pick::Picker;
 use crate::pick::readable::PolicySummary;
 use serde::Serialize;
@@ -44,6 +46,11 @@ pub struct PodStatus {
     pub running: Option<u32>,
     /// Share of its KV cache that it says is in use.
     pub kv_usage: Option<f64>,
+    /// What the policy in force needs of it and does not get, one word each.
+    pub missing: Vec<Prerequisite>,
+    /// Its identity.
+    #[serde(skip)]
+    pub id: PodId,
 }
 
 impl Picker {
@@ -63,6 +70,7 @@ impl Picker {
     pub fn pods(&self) -> Vec<PodStatus> {
         let now = Instant::now();
         let observation = self.observer.look(&[], &[], now);
+        let in_force = self.in_force();
         observation
             .snapshot
             .candidates
@@ -81,7 +89,7 @@ impl Picker {
                     name: observation.name(candidate.pod),
                     endpoint: candidate.endpoint.to_string(),
                     role: candidate.role,
-                    availability: availability(candidate.availability),
+                    availability: candidate.availability.as_str(),
                     kv_source: candidate.kv_source.as_str(),
                     kv_blocks: self.observer.index.blocks(candidate.pod),
                     kv_last_event_age_s: self
@@ -101,6 +109,16 @@ impl Picker {
                     waiting,
                     running,
                     kv_usage,
+                    missing: missing(
+                        candidate,
+                        observation
+                            .view
+                            .get(candidate.pod)
+                            .map_or(PrefixCaching::Unknown, |pod| pod.status().prefix_caching()),
+                        &in_force.policy,
+                    )
+                    .to_vec(),
+                    id: candidate.pod,
                 }
             })
             .collect()
@@ -109,15 +127,10 @@ impl Picker {
     /// The policy in force.
     #[must_use]
     pub fn policy_summary(&self) -> PolicySummary {
-        self.history.lock().summary(&self.in_force())
-    }
-}
-
-fn availability(availability: Availability) -> &'static str {
-    match availability {
-        Availability::Ready => "ready",
-        Availability::NotReady => "not_ready",
-        Availability::Draining => "draining",
-        Availability::Unreachable => "unreachable",
+        let conditions = self.conditions.load().to_vec();
+        let shadow = self.in_shadow();
+        self.history
+            .lock()
+            .summary(&self.in_force(), conditions, &shadow)
     }
 }

@@ -55,6 +55,12 @@ fields! {
     REMOTE_DECODE_COST = "sidestep.remote.decode.cost": "its cost, in blocks";
     REMOTE_DECODE_BLOCKS = "sidestep.remote.decode.load.decode_blocks": "KV blocks promised to it";
     CHECKS = "sidestep.checks": "each comparison with its numbers, in order";
+    FLIP = "sidestep.flip": "the nearest change of one threshold that would have given the other answer";
+    SHADOW_POLICY = "sidestep.shadow.policy": "policy in the shadow of the one in force";
+    SHADOW_ROUTE = "sidestep.shadow.route": "`local`, `remote` or `refused`: what it would have done";
+    SHADOW_BECAUSE = "sidestep.shadow.because": "why, in one word";
+    SHADOW_BYPASS = "sidestep.shadow.bypass": "whether it would have skipped remote prefill";
+    SHADOW_AGREES = "sidestep.shadow.agrees": "whether route and pods are the same as those taken";
     CANDIDATES = "sidestep.candidates": "how many pods were looked at";
     SESSION = "sidestep.session": "`none`, `new`, `kept` (the pod of the last turn) or `moved`";
     ENCODE_TROUBLE = "sidestep.encode.trouble": "why the prompt could not be tokenised exactly";

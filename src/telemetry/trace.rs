@@ -5,6 +5,7 @@
 //! Invariant: a span that is not sampled costs no attribute.
 
 use crate::decide::Decision;
+use crate::telemetry::explanation::flip_sentence;
 use crate::telemetry::fields;
 use crate::telemetry::record::{Facts, Usage};
 use opentelemetry::propagation::{Extractor, TextMapPropagator};
@@ -377,6 +378,16 @@ fn decision_attributes(decision: &Decision, facts: &Facts) -> Vec<KeyValue> {
             .map(|check| crate::telemetry::record::check_line(check).into())
             .collect();
         put(fields::CHECKS, opentelemetry::Value::Array(lines.into()));
+    }
+    if let Some(flip) = &facts.flip {
+        put(fields::FLIP, flip_sentence(flip).into());
+    }
+    if let Some(shadow) = &facts.shadow {
+        put(fields::SHADOW_POLICY, shadow.policy.to_string().into());
+        put(fields::SHADOW_ROUTE, shadow.words.route.into());
+        put(fields::SHADOW_BECAUSE, shadow.words.because.into());
+        put(fields::SHADOW_BYPASS, shadow.words.bypass.into());
+        put(fields::SHADOW_AGREES, shadow.agrees.into());
     }
     attributes
 }

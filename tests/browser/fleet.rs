@@ -153,7 +153,7 @@ async fn reports(picker: Arc<Picker>) {
                     running: Some(load.requests),
                     kv_usage: Ratio::new(usage.min(1.0)),
                     kv_blocks: Some(Blocks(2000)),
-                    block_size: None,
+                    ..Reported::default()
                 };
                 pod.status().record(&report, Instant::now());
             }

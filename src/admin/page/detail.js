@@ -50,7 +50,7 @@ function show(record, candidates) {
   $("decision-title").textContent = title;
   const parts = [
     el("p", {}, tag(record), " ", el("code", { text: record.because }), " ", meaning(record.because)),
-    flow(record), checks(record, candidates), shadow(record), facts(record), candidates ? table(candidates) : considered(record),
+    flow(record), checks(record), shadow(record), facts(record), candidates ? table(candidates) : considered(record),
   ];
   $("decision-body").replaceChildren(...parts.filter((part) => part !== null));
 }
@@ -62,28 +62,24 @@ function flow(record) {
   return el("p", { class: "flow", text });
 }
 
-function checks(record, candidates) {
+function checks(record) {
   const part = el("section", {}, el("h3", { text: "What was compared" }));
   if (!record.checks.length) part.append(el("p", { class: "note", text: "Nothing: the outcome was clear before any threshold." }));
   part.append(el("ul", { class: "checks" }, ...record.checks.map((check) => el("li", {},
     el("span", { class: check.allows_bypass ? "yes" : "no", "aria-hidden": "true", text: check.allows_bypass ? "✓" : "✗" }),
     el("code", { text: check.line.replace(/: (yes|no)$/, "") }),
     el("span", { class: "note", text: `${check.allows_bypass ? "speaks for a bypass" : "speaks against a bypass"} (${KEYS[check.what] ?? check.what})` })))));
-  const flip = record.flip ?? candidates?.flip;
-  if (flip) {
-    part.append(el("p", {}, "Nearest flip: ", el("code", { text: KEYS[flip.what] ?? flip.what }),
-      ` from ${precise(flip.from)} to ${precise(flip.to)} would have made it `, el("code", { text: flip.becomes }), "."));
-  } else if (candidates) {
-    part.append(el("p", { class: "note", text: "No single threshold would have sent it the other way." }));
-  }
+  part.append(el("p", {}, el("strong", { text: "Nearest flip: " }), record.flip ? `it ${record.flip}.` : "no single threshold would have sent it the other way."));
   return part;
 }
 
 function shadow(record) {
-  if (!record.shadow) return null;
-  const lines = Object.entries(record.shadow).filter(([, value]) => value !== null);
-  return el("section", {}, el("h3", { text: "Shadow policy" }), el("dl", { class: "facts" },
-    ...lines.map(([key, value]) => el("div", {}, el("dt", { text: key.replaceAll("_", " ") }), el("dd", { text: typeof value === "object" ? JSON.stringify(value) : String(value) })))));
+  const other = record.shadow;
+  if (!other) return null;
+  const pods = other.prefill ? `${other.prefill} prefills, ${other.decode} decodes` : other.decode ? `${other.decode} does both` : "";
+  return el("section", {}, el("h3", { text: `In the shadow: ${other.policy || "unnamed"}, generation ${other.generation}` }),
+    el("p", {}, el("span", { class: other.agrees ? "yes" : "no", text: other.agrees ? "agrees" : "disagrees" }), ": ", tag(other), " ",
+      el("code", { text: other.because }), ` ${meaning(other.because)} ${pods}`));
 }
 
 function facts(record) {

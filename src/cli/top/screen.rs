@@ -327,11 +327,6 @@ impl Screen {
         });
         page.table(head, 4, rows.collect());
     }
-
-    /// How many decisions are known.
-    pub(super) fn decisions_seen(&self) -> usize {
-        self.decisions.len()
-    }
 }
 
 impl Pod {
@@ -457,7 +452,7 @@ mod tests {
         let mut screen = screen();
         let again = screen.decisions.back().unwrap().clone();
         screen.decided(vec![again]);
-        assert_eq!(screen.decisions_seen(), 2);
+        assert_eq!(screen.decisions.len(), 2);
         let outcome = r#"[{"id":"a","status":200,"ttft_ms":41.6,"end":"completed"},{"id":"gone"}]"#;
         screen.settled(serde_json::from_str(outcome).unwrap());
         let text = screen.draw("http://x", Style::Plain, (200, 50));
@@ -470,13 +465,13 @@ mod tests {
         let mut screen = screen();
         screen.pods[0].name = "evil\x1b[2Jname".into();
         for _ in 0..3000 {
-            let id = screen.decisions_seen().to_string();
+            let id = screen.decisions.len().to_string();
             screen.decided(vec![Decision {
                 id,
                 ..Decision::default()
             }]);
         }
-        assert!(screen.decisions_seen() <= KEPT);
+        assert!(screen.decisions.len() <= KEPT);
         for (columns, lines) in [(20, 10), (80, 24), (1, 1), (300, 100)] {
             let text = screen.draw("http://x", Style::Plain, (columns, lines));
             assert!(

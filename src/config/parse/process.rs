@@ -8,8 +8,8 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, pods, policy, values};
 use crate::config::process::{
-    Admin, AdminAccess, DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
-    Process, Source, Telemetry, Template, Tls, Tokenizer,
+    Admin, AdminAccess, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey,
+    ModelConfig, Process, Source, Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
@@ -166,6 +166,13 @@ fn admin(raw: &raw::Process, listen: Listen, reading: &mut Reading<'_>) -> Admin
                 admin.access = AdminAccess::TokenFile(path);
             }
         }
+        let words = [
+            ("Enabled", Explain::Enabled),
+            ("Disabled", Explain::Disabled),
+        ];
+        admin.explain = reading.or(&section.explain, Explain::Disabled, |text| {
+            values::word(text, &words)
+        });
         admin.trace_link = reading.optional(&section.trace_link, values::trace_link);
     }
     let token = raw.admin.given().map(|spot| &spot.value.token);
