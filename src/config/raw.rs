@@ -23,8 +23,6 @@ mirror! {
         "kind" => kind: Text,
         /// Where to listen.
         "listen" => listen: Listen,
-        /// Who may look at decisions, and what the admin port answers beyond reading.
-        "admin" => admin: Admin,
         /// How the external-processing port is secured.
         "tls" => tls: Tls,
         /// Bounds on what is held at once.
@@ -39,6 +37,8 @@ mirror! {
         "index" => index: Index,
         /// Where spans go.
         "telemetry" => telemetry: Telemetry,
+        /// Who may look at decisions, and what the admin port answers beyond reading.
+        "admin" => admin: Admin,
         /// Where the data plane puts what it tells the picker.
         "dataPlane" => data_plane: DataPlane,
     }
