@@ -595,6 +595,30 @@ policy:
 }
 
 #[test]
+fn an_admin_port_on_the_network_without_a_token_is_warned_of() {
+    let warnings = |listen: &str, admin: &str| {
+        let config = format!("{LEAST}listen: {{admin: '{listen}'}}\n{admin}");
+        let folder = folder(&[("sidestep.yaml", &config), ("token", "0123456789abcdef")]);
+        let loaded = config::load(&folder.path().join("sidestep.yaml")).unwrap();
+        let said = loaded.warnings.iter().map(ToString::to_string);
+        (said.collect::<Vec<String>>(), loaded.process.admin.access)
+    };
+    let (said, access) = warnings("0.0.0.0:9090", "");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].starts_with("listen.admin: is reached over the network"),
+        "{said:?}"
+    );
+    assert_eq!(access, config::AdminAccess::Loopback);
+    for listen in ["127.0.0.1:9090", "[::1]:9090"] {
+        assert_eq!(warnings(listen, "").0, Vec::<String>::new(), "{listen}");
+    }
+    let (said, access) = warnings("0.0.0.0:9090", "admin: {token: {file: token}}\n");
+    assert_eq!(said, Vec::<String>::new());
+    assert!(matches!(access, config::AdminAccess::TokenFile(path) if path.ends_with("token")));
+}
+
+#[test]
 fn a_missing_file_and_a_folder_are_faults() {
     let folder = folder(&[]);
     for (path, found) in [

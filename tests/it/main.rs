@@ -7,6 +7,7 @@
     reason = "fixtures and models fail the test that uses them"
 )]
 
+mod admin;
 mod architecture;
 mod cli_check;
 mod config;
