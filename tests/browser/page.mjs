@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import fs from "node:fs";
 import { AXE, open, shot, axe, until } from "./lib.mjs";
 
-const { PAGE, TOKEN, POLICY_FILE, CHAT } = process.env;
+const { PAGE, TOKEN, POLICY_FILE, CHAT, LEAST_RATE } = process.env;
 assert.ok(PAGE && AXE, "PAGE names the page");
 
 const count = (page, selector) => page.locator(selector).count();
@@ -176,8 +176,7 @@ async function load() {
   const { page, done } = await open(PAGE);
   await until("pods", async () => (await count(page, "#pods-map canvas")) === 2, 20000);
   await until("500 rows", async () => (await count(page, "#live-table tbody tr")) === 500, 30000);
-  const health = await page.textContent("#health");
-  assert.match(health, /of 1,000 pods cannot take requests|of 1000 pods cannot take requests/);
+  await until("the trouble", async () => /^\s*✕\s*6 of 1,000 pods cannot take requests/.test(await page.textContent("#health")));
   await page.evaluate(() => {
     // How late the page's own work makes a task: that is what a user waits for.
     const late = [];
@@ -192,7 +191,7 @@ async function load() {
   const newest = async () => (await (await fetch(`${PAGE}/v1/decisions?after=0&limit=1000`)).json()).reduce((most, one) => Math.max(most, one.sequence), 0);
   let rate = 0;
   // A machine that is busy with other things gives the load late; what counts is a stretch at full load.
-  for (let stretch = 0; stretch < 6 && rate < 450; stretch += 1) {
+  for (let stretch = 0; stretch < 3 && rate < 450; stretch += 1) {
     const [began, first] = [performance.now(), await newest()];
     await page.evaluate(() => window.lateness.splice(0));
     await page.waitForTimeout(8000);
@@ -225,7 +224,7 @@ async function load() {
   await page.click("#theme");
   await page.waitForTimeout(1500);
   await shot(page, "load-dark");
-  assert.ok(rate >= 450, `the load was ${rate.toFixed(0)} decisions/s`);
+  assert.ok(rate >= Number(LEAST_RATE), `the load was ${rate.toFixed(0)} decisions/s`);
   assert.ok(rows <= 500, `${rows} rows`);
   assert.ok(at(0.95) < 250, `95 % of tasks are less than 250 ms late, found ${at(0.95)}`);
   // Of these two, most is the picker: a debug build at its limit, on the cores that the browser uses too.
