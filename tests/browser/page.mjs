@@ -173,7 +173,8 @@ async function token() {
 }
 
 async function load() {
-  const { page, done } = await open(PAGE);
+  // The pods of a decision are forgotten fast at this rate: an answer of 404, which the console notes.
+  const { page, done } = await open(PAGE, { expected: /status of 404/ });
   await until("pods", async () => (await count(page, "#pods-map canvas")) === 2, 20000);
   await until("500 rows", async () => (await count(page, "#live-table tbody tr")) === 500, 30000);
   await until("the trouble", async () => /^\s*✕\s*6 of 1,000 pods cannot take requests/.test(await page.textContent("#health")));
