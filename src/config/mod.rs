@@ -21,7 +21,7 @@ pub use load::{
     Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
 };
 pub use process::{
-    DataPlane, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
+    DataPlane, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Protocol, Source,
     Telemetry, Template, Tls, Tokenizer,
 };
 

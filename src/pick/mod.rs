@@ -124,9 +124,11 @@ impl Picker {
     /// A [`Refusal`] for the client.
     pub async fn pick(&self, head: Head, body: Option<Bytes>) -> Result<Picked, Refusal> {
         let began = Instant::now();
-        let mut span = self
-            .tracing
-            .open(head.trace_parent.as_deref(), head.trace_state.as_deref());
+        let mut span = self.tracing.open(
+            head.trace_parent.as_deref(),
+            head.trace_state.as_deref(),
+            began,
+        );
         let result = self.pick_in(&head, body, began, &mut span).await;
         match result {
             Ok((plan, settled)) => Ok(Picked {
@@ -149,10 +151,13 @@ impl Picker {
         span: &mut PickSpan,
     ) -> Result<(Plan, Settled), Refusal> {
         let in_force = self.in_force.load_full();
-        let understood = self.understand(head, body).await?;
+        let understood = self.understand(head, body, began).await?;
         let understood_at = Instant::now();
         let session = session(&in_force.policy, head, &understood);
-        let (decision, booking, observation, outcome) =
+        if let Some((session, _)) = &session {
+            span.turn_of(session.as_str());
+        }
+        let (decision, booking, observation, outcome, stages) =
             self.admit(&in_force, head, &understood, session, understood_at)?;
 
         let id = self.ids.next_id(SystemTime::now());
@@ -163,7 +168,10 @@ impl Picker {
             plan.edits.push(HeaderEdit::Set("traceparent", own));
         }
         let times = Times {
-            decide: understood_at.elapsed(),
+            understood: understood_at - began,
+            observe: stages.observe,
+            decide: stages.decide,
+            book: stages.book,
             ..understood.times
         };
         let facts = Facts {
@@ -173,6 +181,7 @@ impl Picker {
             operation: understood.operation,
             model: understood.label.clone(),
             stream: understood.stream,
+            max_tokens: understood.max_tokens,
             counted: understood.counted.as_str(),
             encode_trouble: understood.trouble,
             session: outcome,
@@ -200,13 +209,18 @@ impl Picker {
     }
 
     /// Reads the body and turns its prompt into tokens, on a blocking thread when it is long.
-    async fn understand(&self, head: &Head, body: Option<Bytes>) -> Result<Understood, Refusal> {
+    async fn understand(
+        &self,
+        head: &Head,
+        body: Option<Bytes>,
+        began: Instant,
+    ) -> Result<Understood, Refusal> {
         let Some((api, body)) = Api::from_path(&head.path).zip(body) else {
             return Ok(Understood::pass_through());
         };
         let sizes = self.observer.block_sizes();
         if body.len() <= INLINE_BYTES {
-            return ask::understand(&self.encoder, api, &body, &sizes);
+            return ask::understand(&self.encoder, (api, &body), &sizes, began);
         }
         let permit = Arc::clone(&self.encoding)
             .acquire_owned()
@@ -215,7 +229,7 @@ impl Picker {
         let encoder = Arc::clone(&self.encoder);
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            ask::understand(&encoder, api, &body, &sizes)
+            ask::understand(&encoder, (api, &body), &sizes, began)
         })
         .await
         .map_err(|_| stopping())?
@@ -228,11 +242,15 @@ impl Picker {
         understood: &Understood,
         session: Option<(SessionId, Duration)>,
         now: Instant,
-    ) -> Result<(Decision, Booking, Observation, SessionOutcome), Refusal> {
+    ) -> Result<(Decision, Booking, Observation, SessionOutcome, Times), Refusal> {
         let names: Vec<&ModelName> = understood.names.iter().collect();
         let mut observation = self.observer.look(&names, &understood.chains, now);
         let mut ask = understood.ask(head, self.draws.next());
         let mut before = None;
+        let mut stages = Times::default();
+        let observed_at = Instant::now();
+        stages.observe = observed_at - now;
+        let mut decided_at = observed_at;
         let admission = Admission {
             chains: &understood.chains,
             session: session.as_ref().map(|(id, ttl)| (id, *ttl)),
@@ -244,9 +262,13 @@ impl Picker {
                 observation.with_loads(loads);
                 before = loads.session_pod();
                 ask.affinity = ask::affinity(&in_force.policy.session_affinity, before);
-                decide(&ask, &observation.snapshot, &in_force.policy)
+                let result = decide(&ask, &observation.snapshot, &in_force.policy);
+                decided_at = Instant::now();
+                result
             })
             .map_err(refuse)?;
+        stages.decide = decided_at - observed_at;
+        stages.book = decided_at.elapsed();
         let outcome = match (&session, before) {
             (None, _) => SessionOutcome::None,
             (Some(_), None) => SessionOutcome::New,
@@ -255,7 +277,7 @@ impl Picker {
             }
             (Some(_), Some(_)) => SessionOutcome::Moved,
         };
-        Ok((decision, booking, observation, outcome))
+        Ok((decision, booking, observation, outcome, stages))
     }
 
     fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
@@ -267,7 +289,9 @@ impl Picker {
             .decided(&label, decision.route.as_str(), decision.because.as_str());
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
+        self.metrics.stage("observe", facts.times.observe);
         self.metrics.stage("decide", facts.times.decide);
+        self.metrics.stage("book", facts.times.book);
         self.metrics.stage("total", began.elapsed());
         if let Some(trouble) = facts.encode_trouble {
             self.metrics.encode_trouble(trouble);
@@ -335,9 +359,10 @@ impl Picker {
         &self.observer
     }
 
-    /// Sends the spans that are queued and stops tracing. Blocks.
-    pub fn shutdown_tracing(&self) {
-        self.tracing.shutdown();
+    /// Where spans go.
+    #[must_use]
+    pub fn tracing(&self) -> &Tracing {
+        &self.tracing
     }
 }
 

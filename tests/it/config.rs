@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls, Tokenizer,
+    self, Diagnostics, Finding, Handoff, Position, Shadow, Source, Telemetry, Template, Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,
@@ -368,7 +368,7 @@ fn the_least_process_config_has_the_documented_defaults() {
         (process.pods, process.policy),
         (Source::Inline, Source::Inline)
     );
-    assert_eq!(process.telemetry.export, Export::Off);
+    assert_eq!(process.telemetry, Telemetry::default());
     assert_eq!(
         &*process.data_plane.subset_hint.namespace,
         "envoy.lb.subset_hint"
@@ -434,6 +434,11 @@ fn every_range_ends_where_its_message_says() {
             "telemetry: {otlpEndpoint: 'http://c:4317', sampleRatio: #}",
             vec!["0", "1", "0.5", "-0.0", "1e-9"],
             vec!["1.0000001", "-0.1", ".nan", "'1'", "[1]"],
+        ),
+        (
+            "telemetry: {otlpProtocol: #}",
+            vec!["grpc", "http/protobuf"],
+            vec!["http/json", "http", "GRPC", "1", "''"],
         ),
         (
             "telemetry: {otlpEndpoint: #}",

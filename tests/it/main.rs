@@ -27,3 +27,6 @@ mod kv_feed;
 mod kv_support;
 mod prompt_engine;
 mod prompt_golden;
+mod telemetry;
+mod telemetry_export;
+mod telemetry_support;
