@@ -13,6 +13,7 @@ use sidestep::kv::index::{Index, Limits, Overlaps};
 use sidestep::names::PodId;
 use sidestep::units::BlockSize;
 use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const SEED: u64 = 42;
@@ -338,6 +339,29 @@ fn check(workload: &Workload, index: &Index, chains: &[BlockChain], queries: &[V
     found / sample
 }
 
+/// Lookup times while another thread applies events as fast as it can.
+fn beside_a_writer(
+    index: &Index,
+    events: &[(PodId, Batch)],
+    chains: &[BlockChain],
+) -> (u128, u128) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                apply_all(index, events);
+            }
+        });
+        let mut out = Overlaps::new();
+        let times = time_all(chains.len(), |i| {
+            one_lookup(index, &chains[i], &mut out);
+            std::hint::black_box(&out);
+        });
+        stop.store(true, Ordering::Relaxed);
+        times
+    })
+}
+
 #[allow(clippy::cast_precision_loss)] // for people
 fn run(pods: usize, length: usize, target: usize) {
     let workload = Workload::new(pods, length, target);
@@ -370,16 +394,19 @@ fn run(pods: usize, length: usize, target: usize) {
         let best = (0..pods).max_by_key(|slot| out.get(pod(*slot)).device);
         std::hint::black_box(best);
     });
-    let (churn, churned) = workload.churn();
-    let churn = apply_all(&index, &churn);
+    let (events, churned) = workload.churn();
+    let churn = apply_all(&index, &events);
+    let beside = beside_a_writer(&index, &events, &chains);
     assert_eq!(index.len(), workload.memberships as u64);
 
     let blocks = workload.memberships as f64;
     println!(
-        "{pods:>5} {length:>5} {returned:>5} | {:>6.2} {:>6.2} | {:>6.2} | {:>6.0} {:>5.1} | {:>5.1} | {:>5.0}",
+        "{pods:>5} {length:>5} {returned:>5} | {:>6.2} {:>6.2} | {:>6.2} | {:>6.2} {:>6.2} | {:>6.0} {:>5.1} | {:>5.1} | {:>5.0}",
         lookup.0 as f64 / 1e3,
         lookup.1 as f64 / 1e3,
         with_read.0 as f64 / 1e3,
+        beside.0 as f64 / 1e3,
+        beside.1 as f64 / 1e3,
         workload.events.len() as f64 / build.as_secs_f64() / 1e3,
         blocks / build.as_secs_f64() / 1e6,
         churned as f64 / churn.as_secs_f64() / 1e6,
@@ -402,7 +429,7 @@ fn main() -> std::io::Result<()> {
         return Ok(());
     }
     println!(
-        "    W     L  pods | lookup p50/p99 µs | +read | build kev/s Mblk/s | churn Mblk/s | B/membership"
+        "    W     L  pods | lookup p50/p99 µs | +read | beside writer | build kev/s Mblk/s | churn Mblk/s | B/membership"
     );
     // A process for each, so that memory is counted from nothing.
     let standard = ["16,64", "128,512", "1000,64", "1000,512"].map(String::from);

@@ -18,14 +18,17 @@ use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Feeds by slot, each with the incarnation it follows.
+type BySlot = Vec<Option<(PodId, Arc<Feed>)>>;
+
 /// The KV feeds of all pods, replaced as a whole when the roster changes.
 #[derive(Debug, Default)]
-pub struct Sources(ArcSwap<Vec<Option<(PodId, Arc<Feed>)>>>);
+pub struct Sources(ArcSwap<BySlot>);
 
 impl Sources {
     /// Replaces the feeds.
     pub fn set(&self, feeds: impl IntoIterator<Item = (PodId, Arc<Feed>)>) {
-        let mut dense: Vec<Option<(PodId, Arc<Feed>)>> = Vec::new();
+        let mut dense = BySlot::new();
         for (pod, feed) in feeds {
             let slot = usize::from(pod.slot);
             if dense.len() <= slot {

@@ -5,13 +5,15 @@
 //! Invariant: exit code 0 means done, 1 that the command ran and failed, 2 that its input is at fault.
 
 pub mod check;
+pub mod crd;
 pub mod demo;
 pub mod engine;
+mod logging;
+pub mod policy;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// Envoy endpoint picker for disaggregated LLM serving.
 #[derive(Debug, Parser)]
@@ -33,10 +35,14 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
+    Crd,
+    /// Translate the settings of another router into a policy.
+    Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Run one simulated engine pod.
-    Engine(engine::EngineArgs),
+    Engine(Box<engine::EngineArgs>),
 }
 
 /// Runs the program.
@@ -44,10 +50,18 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) => "warn",
+        Command::Demo(_) | Command::Check(_) | Command::Crd | Command::Policy(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
-    init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    logging::init(arguments.log.as_deref(), quiet, arguments.log_json);
+    // A panic message of a library may quote its input, which may be a prompt: only the place is told.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(
+            place = place.as_deref().unwrap_or("unknown"),
+            "a panic was caught"
+        );
+    }));
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -62,8 +76,10 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Crd => crd::run(),
+            Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
-            Command::Engine(args) => engine::run(args).await.map(|()| ExitCode::SUCCESS),
+            Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });
     // Blocking work that is still queued (a prompt of a request that nobody waits for) must not hold the exit.
@@ -74,23 +90,5 @@ pub fn main() -> ExitCode {
             eprintln!("sidestep: {error:#}");
             ExitCode::from(1)
         }
-    }
-}
-
-fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
-    let filter = filter
-        .map(str::to_owned)
-        .or_else(|| std::env::var("RUST_LOG").ok())
-        .unwrap_or_else(|| quiet.to_owned());
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
-        .with_writer(std::io::stderr);
-    let set = if json {
-        builder.json().try_init()
-    } else {
-        builder.try_init()
-    };
-    if let Err(error) = set {
-        eprintln!("sidestep: logging could not be set up: {error}");
     }
 }

@@ -24,6 +24,8 @@ pub struct Finding {
     pub path: String,
     /// What was expected and what was found; of a warning, what to know.
     pub message: String,
+    /// What to do about it; often empty.
+    pub hint: String,
     /// The file, or what the text came from.
     pub file: Arc<Path>,
     /// Where in it.
@@ -46,13 +48,11 @@ pub enum Position {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}: {} ({}",
-            self.path,
-            self.message,
-            self.file.display()
-        )?;
+        write!(f, "{}: {}", self.path, self.message)?;
+        if !self.hint.is_empty() {
+            write!(f, "; {}", self.hint)?;
+        }
+        write!(f, " ({}", self.file.display())?;
         if let Position::At { line, column } = self.position {
             write!(f, ", line {line}, column {column}")?;
         }
@@ -76,6 +76,7 @@ impl Diagnostics {
             faults: vec![Finding {
                 path: "file".to_owned(),
                 message,
+                hint: String::new(),
                 file,
                 position: Position::WholeFile,
             }],
@@ -114,6 +115,8 @@ impl std::error::Error for Diagnostics {}
 pub(crate) struct Wrong {
     pub(crate) expected: String,
     pub(crate) found: String,
+    /// What to do about it; often empty.
+    pub(crate) hint: String,
 }
 
 impl Wrong {
@@ -121,7 +124,14 @@ impl Wrong {
         Wrong {
             expected: expected.into(),
             found: found.into(),
+            hint: String::new(),
         }
+    }
+
+    /// This, with what to do about it.
+    pub(crate) fn hinting(mut self, hint: impl Into<String>) -> Wrong {
+        self.hint = hint.into();
+        self
     }
 }
 
@@ -147,18 +157,33 @@ struct Noted {
     at: NodeId,
     missing: Option<&'static str>,
     message: String,
+    hint: String,
 }
 
 impl Report {
     /// The value (or key) `at` is wrong.
     pub(crate) fn fault(&mut self, at: NodeId, wrong: Wrong) {
-        let Wrong { expected, found } = wrong;
-        self.note(at, None, format!("expected {expected}, found {found}"));
+        let Wrong {
+            expected,
+            found,
+            hint,
+        } = wrong;
+        self.note(Noted {
+            at,
+            missing: None,
+            message: format!("expected {expected}, found {found}"),
+            hint,
+        });
     }
 
     /// The mapping `at` lacks `key`.
     pub(crate) fn missing(&mut self, at: NodeId, key: &'static str, expected: &str) {
-        self.note(at, Some(key), format!("expected {expected}, found nothing"));
+        self.note(Noted {
+            at,
+            missing: Some(key),
+            message: format!("expected {expected}, found nothing"),
+            hint: String::new(),
+        });
     }
 
     /// The value (or key) `at` is allowed and probably not meant.
@@ -168,17 +193,14 @@ impl Report {
                 at,
                 missing: None,
                 message: message.into(),
+                hint: String::new(),
             });
         }
     }
 
-    fn note(&mut self, at: NodeId, missing: Option<&'static str>, message: String) {
+    fn note(&mut self, noted: Noted) {
         if self.faults.len() < MOST_SHOWN {
-            self.faults.push(Noted {
-                at,
-                missing,
-                message,
-            });
+            self.faults.push(noted);
         } else {
             self.left_out += 1;
         }
@@ -213,6 +235,7 @@ fn placed(mut noted: Vec<Noted>, text: &Text, root: &Node) -> Vec<Finding> {
             path: full_path(root, &noted),
             position: position(index, noted.at),
             message: noted.message,
+            hint: noted.hint,
             file: Arc::clone(&text.file),
         })
         .collect()

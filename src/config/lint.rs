@@ -6,10 +6,11 @@
 
 use crate::config::diagnostic::{Finding, Position};
 use crate::config::node::quoted;
-use crate::config::{Loaded, Tokenizer};
-use crate::decide::policy::{Bypass, DecodeGate, Rule};
+use crate::config::{Loaded, ModelConfig, Tokenizer};
+use crate::decide::policy::{Bypass, DecodeGate, Policy, Rule};
 use crate::decide::snapshot::{CapacitySource, LocalPrefill};
 use crate::fleet::{PodSpec, Probe};
+use crate::units::Tokens;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -19,15 +20,16 @@ const MOST_NAMED: usize = 5;
 /// The warnings about `loaded` as a whole.
 pub(crate) fn across(loaded: &Loaded, file: &Arc<Path>) -> Vec<Finding> {
     let mut notes = Vec::new();
-    bypass_without_events(loaded, &mut notes);
-    gate_without_capacity(loaded, &mut notes);
-    nobody_prefills_locally(loaded, &mut notes);
+    for lack in prerequisites(&loaded.policy, &loaded.pods) {
+        notes.push(("pods", lack.message));
+    }
     unknown_models(loaded, &mut notes);
     notes
         .into_iter()
         .map(|(path, message)| Finding {
             path: path.to_owned(),
             message,
+            hint: String::new(),
             file: Arc::clone(file),
             position: Position::WholeFile,
         })
@@ -36,36 +38,61 @@ pub(crate) fn across(loaded: &Loaded, file: &Arc<Path>) -> Vec<Finding> {
 
 type Notes = Vec<(&'static str, String)>;
 
-fn decode_pods(loaded: &Loaded) -> impl Iterator<Item = &PodSpec> {
-    loaded.pods.iter().filter(|pod| pod.role.decodes())
+/// What pods lack that a policy needs of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Lack {
+    /// For people.
+    pub(crate) message: String,
+    /// Whether for want of it nothing bypasses anywhere.
+    pub(crate) of_all: bool,
+}
+
+/// What `pods` lack that the bypasses of `policy` need.
+pub(crate) fn prerequisites(policy: &Policy, pods: &[PodSpec]) -> Vec<Lack> {
+    let decode: Vec<&PodSpec> = pods.iter().filter(|pod| pod.role.decodes()).collect();
+    let mut lacks = Vec::new();
+    lacks.extend(bypass_without_events(policy, &decode));
+    lacks.extend(gate_without_capacity(policy, &decode));
+    lacks.extend(nobody_prefills_locally(policy, &decode));
+    lacks
 }
 
 fn bounds_isl(rule: &Rule) -> bool {
     matches!(rule.bypass, Bypass::IslBounding(_) | Bypass::IslOrLoad(..))
 }
 
-/// A pod without events looks empty for ever: its share of net-new tokens is always 1.
-fn bypass_without_events(loaded: &Loaded, notes: &mut Notes) {
-    if !loaded.policy.rules.iter().any(bounds_isl) {
-        return;
-    }
-    let silent: Vec<&str> = decode_pods(loaded)
-        .filter(|pod| pod.kv_events.is_none())
-        .map(|pod| &*pod.name)
-        .collect();
-    if !silent.is_empty() {
-        let message = format!(
-            "the policy compares net-new tokens, and no kvEvents are configured for {}: nothing \
-             ever counts as cached there",
-            listed(&silent)
-        );
-        notes.push(("pods", message));
+/// Whether the rule bypasses only by net-new tokens, and only when some of them are cached.
+fn needs_events(rule: &Rule) -> bool {
+    match rule.bypass {
+        Bypass::Never => true,
+        Bypass::IslBounding(bound) => bound.cold_bypass_below == Tokens::ZERO,
+        Bypass::Always | Bypass::PrefillLoad(_) | Bypass::IslOrLoad(..) => false,
     }
 }
 
+/// A pod without events looks empty for ever: its share of net-new tokens is always 1.
+fn bypass_without_events(policy: &Policy, decode: &[&PodSpec]) -> Option<Lack> {
+    if !policy.rules.iter().any(bounds_isl) {
+        return None;
+    }
+    let silent: Vec<&str> = decode
+        .iter()
+        .filter(|pod| pod.kv_events.is_none())
+        .map(|pod| &*pod.name)
+        .collect();
+    (!silent.is_empty()).then(|| Lack {
+        message: format!(
+            "the policy compares net-new tokens, and no kvEvents are configured for {}: nothing \
+             ever counts as cached there",
+            listed(&silent)
+        ),
+        of_all: silent.len() == decode.len() && policy.rules.iter().all(needs_events),
+    })
+}
+
 /// Nobody will ever know the capacity of a pod that is neither asked nor told.
-fn gate_without_capacity(loaded: &Loaded, notes: &mut Notes) {
-    let gates = loaded.policy.rules.iter().map(|rule| &rule.gate);
+fn gate_without_capacity(policy: &Policy, decode: &[&PodSpec]) -> Option<Lack> {
+    let gates = policy.rules.iter().map(|rule| &rule.gate);
     let trusted = |source| {
         gates.clone().any(|gate| match gate {
             DecodeGate::On { trust, .. } => trust.contains(&source),
@@ -73,45 +100,43 @@ fn gate_without_capacity(loaded: &Loaded, notes: &mut Notes) {
         })
     };
     if gates.clone().all(|gate| *gate == DecodeGate::Off) {
-        return;
+        return None;
     }
     let known = |pod: &PodSpec| match (pod.kv_blocks, &pod.probe) {
         (Some(_), _) => trusted(CapacitySource::Configured),
         (None, Probe::Metrics { .. }) => trusted(CapacitySource::Reported),
         (None, Probe::Off) => false,
     };
-    let unknown: Vec<&str> = decode_pods(loaded)
+    let unknown: Vec<&str> = decode
+        .iter()
         .filter(|pod| !known(pod))
         .map(|pod| &*pod.name)
         .collect();
-    if !unknown.is_empty() {
-        let message = format!(
+    let gated = |rule: &Rule| rule.bypass == Bypass::Never || rule.gate != DecodeGate::Off;
+    (!unknown.is_empty()).then(|| Lack {
+        message: format!(
             "the policy has a decodeBusyThreshold, and no trusted capacity can be had of {}: the \
              gate never lets a request bypass there",
             listed(&unknown)
-        );
-        notes.push(("pods", message));
-    }
+        ),
+        of_all: unknown.len() == decode.len() && policy.rules.iter().all(gated),
+    })
 }
 
-fn nobody_prefills_locally(loaded: &Loaded, notes: &mut Notes) {
+fn nobody_prefills_locally(policy: &Policy, decode: &[&PodSpec]) -> Option<Lack> {
     let bypasses = |rule: &Rule| rule.bypass != Bypass::Never;
-    let mut pods = decode_pods(loaded).peekable();
-    if pods.peek().is_some()
-        && pods.all(|pod| pod.local_prefill == LocalPrefill::Unable)
-        && loaded.policy.rules.iter().any(bypasses)
-    {
-        let message = "the policy has a bypass, and no decode pod can prefill: nothing bypasses";
-        notes.push(("pods", message.to_owned()));
-    }
+    let unable = |pod: &&PodSpec| pod.local_prefill == LocalPrefill::Unable;
+    let nobody = !decode.is_empty() && decode.iter().all(unable);
+    (nobody && policy.rules.iter().any(bypasses)).then(|| Lack {
+        message: "the policy has a bypass, and no decode pod can prefill: nothing bypasses"
+            .to_owned(),
+        of_all: true,
+    })
 }
 
-fn unknown_models(loaded: &Loaded, notes: &mut Notes) {
-    if loaded.models.is_empty() {
-        return;
-    }
-    let known: Vec<&str> = loaded
-        .models
+/// The names that clients may call `models` by.
+fn names(models: &[ModelConfig]) -> Vec<&str> {
+    models
         .iter()
         .flat_map(|model| {
             std::iter::once(&model.name)
@@ -119,22 +144,34 @@ fn unknown_models(loaded: &Loaded, notes: &mut Notes) {
                 .chain(&model.adapters)
         })
         .map(|name| name.as_str())
-        .collect();
-    let patterns = loaded
-        .policy
-        .rules
-        .iter()
-        .flat_map(|rule| &rule.matches.models);
-    for pattern in patterns.take(1000) {
-        let found = match pattern.strip_suffix('*') {
-            Some(start) => known.iter().any(|name| name.starts_with(start)),
-            None => known.contains(&&**pattern),
-        };
-        if !found {
-            let message = format!("no configured model matches {}", quoted(pattern));
-            notes.push(("policy", message));
-        }
+        .collect()
+}
+
+/// The patterns of `policy` that match none of `models`; none when any model may be named.
+pub(crate) fn unmatched_patterns<'a>(policy: &'a Policy, models: &[ModelConfig]) -> Vec<&'a str> {
+    if models.is_empty() {
+        return Vec::new();
     }
+    let known = names(models);
+    let patterns = policy.rules.iter().flat_map(|rule| &rule.matches.models);
+    patterns
+        .map(|pattern| &**pattern)
+        .filter(|pattern| match pattern.strip_suffix('*') {
+            Some(start) => !known.iter().any(|name| name.starts_with(start)),
+            None => !known.contains(pattern),
+        })
+        .collect()
+}
+
+fn unknown_models(loaded: &Loaded, notes: &mut Notes) {
+    if loaded.models.is_empty() {
+        return;
+    }
+    for pattern in unmatched_patterns(&loaded.policy, &loaded.models) {
+        let message = format!("no configured model matches {}", quoted(pattern));
+        notes.push(("policy", message));
+    }
+    let known = names(&loaded.models);
     let strangers: std::collections::BTreeSet<&str> = loaded
         .pods
         .iter()
@@ -167,7 +204,7 @@ fn unknown_models(loaded: &Loaded, notes: &mut Notes) {
 }
 
 /// The first few of `names`, and how many more there are.
-fn listed(names: &[&str]) -> String {
+pub(crate) fn listed(names: &[&str]) -> String {
     let shown: Vec<String> = names
         .iter()
         .take(MOST_NAMED)

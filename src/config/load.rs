@@ -306,6 +306,7 @@ fn tree(text: &Text) -> Result<Node, Diagnostics> {
             faults: vec![Finding {
                 path: "file".to_owned(),
                 message,
+                hint: String::new(),
                 file: Arc::clone(&text.file),
                 position,
             }],
@@ -346,6 +347,7 @@ fn text(bytes: &[u8], path: &Path) -> Result<Text, Diagnostics> {
         faults: vec![Finding {
             path: "file".to_owned(),
             message,
+            hint: String::new(),
             file: Arc::from(path),
             position,
         }],

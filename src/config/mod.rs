@@ -6,13 +6,18 @@
 //! Invariant: the answer is valid and complete, or it is the list of *all* faults of the files, each
 //! with its place.
 
+pub mod conditions;
+pub mod convert;
+pub mod crd;
 mod diagnostic;
+mod keys;
 mod lint;
 mod load;
 mod node;
 mod parse;
 mod process;
 mod raw;
+mod rules;
 mod shape;
 pub mod watch;
 

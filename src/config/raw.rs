@@ -1,9 +1,15 @@
 //! The files as they are written: every section, every key, in the order of the documentation.
 //!
 //! Lives here: the mirror of each section. The comments are what a key means to an operator.
-//! Never here: defaults and ranges (see `parse`). Nothing outside `config` sees these types.
+//! A key of a policy also names its rule, and what its absence means: from these the CRD and the docs are
+//! made (see `crd`).
+//! Never here: the rules themselves (see `rules`; of the other files, `parse`). Nothing outside `config`
+//! sees these types.
 //! Invariant: a key that is not in this file is refused.
 
+use crate::config::keys::{Described, Kind, Section, key, must};
+use crate::config::parse::values;
+use crate::config::rules::{self, Must};
 use crate::config::shape::{
     Flag, Leaf, Number, Size, Skipped, Spot, Text, TextMap, Whole, WordOr, mirror,
 };
@@ -187,128 +193,167 @@ mirror! {
 }
 
 mirror! {
-    /// `kind: DisaggregationPolicy`.
+    /// When requests skip remote prefill, how pods are compared, and how engines are told.
     #[allow(dead_code)] // What is skipped is never read.
     struct Policy {
-        "apiVersion" => api_version: Text,
-        "kind" => kind: Text,
-        "metadata" => metadata: ObjectMeta,
-        "spec" => spec: PolicySpec,
-        "status" => status: Skipped,
+        "apiVersion" => api_version: Text [key()],
+        "kind" => kind: Text [key()],
+        "metadata" => metadata: ObjectMeta [key()],
+        "spec" => spec: PolicySpec [key().required_as("a mapping with the rules of the policy")],
+        "status" => status: Skipped [key()],
     }
 
     /// What an object of Kubernetes says of itself; all but the name is skipped.
     #[allow(dead_code)] // What is skipped is never read.
     struct ObjectMeta {
-        "name" => name: Text,
-        "namespace" => namespace: Skipped,
-        "labels" => labels: Skipped,
-        "annotations" => annotations: Skipped,
-        "uid" => uid: Skipped,
-        "generation" => generation: Skipped,
-        "resourceVersion" => resource_version: Skipped,
-        "creationTimestamp" => creation_timestamp: Skipped,
-        "deletionTimestamp" => deletion_timestamp: Skipped,
-        "deletionGracePeriodSeconds" => deletion_grace_period_seconds: Skipped,
-        "finalizers" => finalizers: Skipped,
-        "ownerReferences" => owner_references: Skipped,
-        "managedFields" => managed_fields: Skipped,
-        "generateName" => generate_name: Skipped,
-        "selfLink" => self_link: Skipped,
+        "name" => name: Text [key()],
+        "namespace" => namespace: Skipped [key()],
+        "labels" => labels: Skipped [key()],
+        "annotations" => annotations: Skipped [key()],
+        "uid" => uid: Skipped [key()],
+        "generation" => generation: Skipped [key()],
+        "resourceVersion" => resource_version: Skipped [key()],
+        "creationTimestamp" => creation_timestamp: Skipped [key()],
+        "deletionTimestamp" => deletion_timestamp: Skipped [key()],
+        "deletionGracePeriodSeconds" => deletion_grace_period_seconds: Skipped [key()],
+        "finalizers" => finalizers: Skipped [key()],
+        "ownerReferences" => owner_references: Skipped [key()],
+        "managedFields" => managed_fields: Skipped [key()],
+        "generateName" => generate_name: Skipped [key()],
+        "selfLink" => self_link: Skipped [key()],
     }
 
     /// The policy proper.
     struct PolicySpec {
-        /// What it applies to; has no effect in a file.
-        "targetRef" => target_ref: TargetRef,
-        /// The first rule that matches a request applies.
-        "rules" => rules: List<Rule>,
-        /// How pods are compared.
-        "scoring" => scoring: Scoring,
+        /// What the policy applies to. In a file it has no effect: the process that reads the file obeys it.
+        "targetRef" => target_ref: TargetRef [key()],
+        /// The first rule that matches a request applies. A request that none matches is prefilled
+        /// remotely whenever that can be had.
+        "rules" => rules: List<Rule> [must(rules::RULES)],
+        /// How pods are compared. The unit of a cost is one KV block.
+        "scoring" => scoring: Scoring [key().written("{}")],
         /// How conversations stay on their pod.
-        "sessionAffinity" => session_affinity: SessionAffinity,
+        "sessionAffinity" => session_affinity: SessionAffinity [key().written(r#"{"mode": "None"}"#)],
         /// How the engines are told who prefills.
-        "handoff" => handoff: Handoff,
-        /// A candidate, evaluated and recorded, never obeyed.
-        "shadow" => shadow: Shadow,
-        /// Ignore or Honor.
-        "clientPins" => client_pins: Text,
+        "handoff" => handoff: Handoff [key().written(r#"{"dialect": "decodeFirst"}"#)],
+        /// A candidate: a second policy, evaluated on the same requests and recorded, never obeyed.
+        "shadow" => shadow: Shadow [key()],
+        /// Whether requests may name the pods they want. Ignore removes such headers without effect;
+        /// Honor takes an eligible pod and refuses the request when it is not eligible.
+        "clientPins" => client_pins: Text [must(rules::CLIENT_PINS_WORD).written(r#""Ignore""#)],
     }
 
-    /// What a policy applies to.
+    /// What a policy applies to, in its own namespace.
     struct TargetRef {
-        "group" => group: Text,
-        "kind" => kind: Text,
-        "name" => name: Text,
+        /// API group, such as inference.networking.k8s.io.
+        "group" => group: Text [must(Must::Form(&values::API_GROUP)).written(r#""""#)],
+        /// Kind, such as InferencePool.
+        "kind" => kind: Text [must(Must::Form(&values::OBJECT_KIND)).required()],
+        /// Name.
+        "name" => name: Text [must(Must::Form(&values::OBJECT_NAME)).required()],
     }
 
     /// One rule.
     struct Rule {
-        /// Absent: everything.
-        "match" => matches: Match,
+        /// Whom the rule concerns: all keys must match, and an absent one does.
+        "match" => matches: Match [key()],
         /// When remote prefill is skipped.
-        "bypass" => bypass: Bypass,
-        /// Local or Fail.
-        "onNoPrefill" => on_no_prefill: Text,
+        "bypass" => bypass: Bypass [key().required_as("a mapping with the type of the bypass")],
+        /// What happens when no prefill pod can be had: Local prefills on the decode pod, Fail refuses
+        /// the request.
+        "onNoPrefill" => on_no_prefill: Text [must(rules::ON_NO_PREFILL_WORD).written(r#""Local""#)],
     }
 
-    /// Whom a rule concerns; all keys must match, an absent one does.
+    /// Whom a rule concerns.
     struct Match {
-        /// Names; a trailing `*` matches any ending.
-        "models" => models: List<Text>,
-        "policyClasses" => policy_classes: List<Text>,
-        "minPriority" => min_priority: Whole,
+        /// Names of models or adapters; a trailing * matches any ending.
+        "models" => models: List<Text> [must(rules::MODEL_PATTERNS)],
+        /// Policy classes, as requests name them.
+        "policyClasses" => policy_classes: List<Text> [must(rules::CLASSES)],
+        /// The lowest priority concerned.
+        "minPriority" => min_priority: Whole [must(rules::PRIORITY)],
     }
 
-    /// When remote prefill is skipped.
-    struct Bypass {
-        /// Never, Always, IslBounding, PrefillLoad or IslOrLoad.
-        "type" => kind: Text,
-        /// Bypass when fewer net-new tokens than this …
-        "effectiveIslThreshold" => isl_threshold: Whole,
-        /// … that are also a smaller share of the prompt than this.
-        "effectiveIslRatioThreshold" => isl_ratio_threshold: Number,
-        /// A prompt shorter than this bypasses whatever its share; 0: off.
-        "coldBypassBelow" => cold_bypass_below: Whole,
-        /// Full or Weighted: how cached blocks in slower tiers count in net-new tokens.
-        "tierCredit" => tier_credit: Text,
-        /// A prefill pod is busy above this many batches.
-        "prefillBusyThreshold" => prefill_busy_threshold: Number,
-        /// A decode pod is busy above this share of its KV blocks; absent: no gate.
-        "decodeBusyThreshold" => decode_busy_threshold: Number,
-        /// Sources of a capacity that the gate believes.
-        "trustCapacity" => trust_capacity: List<Text>,
+    /// When remote prefill is skipped. All comparisons are strict.
+    struct Bypass [rules::of_bypass] {
+        /// Never, Always, IslBounding (few of the prompt's tokens are new to the decode pod),
+        /// PrefillLoad (the prefill pod is busy) or IslOrLoad (either).
+        "type" => kind: Text [must(rules::A_BYPASS_TYPE).required()],
+        /// IslBounding, IslOrLoad: bypass when fewer net-new tokens than this, and
+        /// effectiveIslRatioThreshold holds too.
+        "effectiveIslThreshold" => isl_threshold: Whole [must(rules::TOKENS).assumed("2048")],
+        /// IslBounding, IslOrLoad: bypass when net-new tokens are a smaller share of the prompt than
+        /// this, and effectiveIslThreshold holds too.
+        "effectiveIslRatioThreshold" => isl_ratio_threshold: Number [must(rules::SHARE).assumed("0.7")],
+        /// IslBounding, IslOrLoad: a prompt shorter than this, in tokens, bypasses whatever is cached;
+        /// 0 turns this off.
+        "coldBypassBelow" => cold_bypass_below: Whole [must(rules::TOKENS).assumed("0")],
+        /// IslBounding, IslOrLoad: how cached blocks in slower tiers count in net-new tokens. Full: like
+        /// any other; Weighted: by scoring.hostTier and scoring.diskTier.
+        "tierCredit" => tier_credit: Text [must(rules::A_TIER_CREDIT).assumed("Full")],
+        /// PrefillLoad, IslOrLoad: a prefill pod is busy when more prompt tokens are queued on it than
+        /// this many of its batches. These types need it.
+        "prefillBusyThreshold" => prefill_busy_threshold: Number [must(rules::FACTOR)],
+        /// The gate: no bypass to a decode pod of whose KV blocks a larger share than this would be in
+        /// use. Absent: no gate.
+        "decodeBusyThreshold" => decode_busy_threshold: Number [must(rules::FACTOR)],
+        /// The gate believes a pod's capacity only when it comes from one of these: Reported by the
+        /// engine, Configured for the pod, or Assumed.
+        "trustCapacity" => trust_capacity: List<Text> [must(rules::TRUST).assumed("[Reported, Configured]")],
     }
 
     /// How pods are compared.
     struct Scoring {
-        "overlapCredit" => overlap_credit: Number,
-        "hostTier" => host_tier: Number,
-        "diskTier" => disk_tier: Number,
-        "prefillLoadScale" => prefill_load_scale: Number,
-        "activeRequestWeight" => active_request_weight: Number,
-        "temperature" => temperature: Number,
+        /// Credit for each cached block on the device; may exceed 1.
+        "overlapCredit" => overlap_credit: Number [must(rules::FACTOR).written("1")],
+        /// Credit for each cached block in host memory.
+        "hostTier" => host_tier: Number [must(rules::SHARE).written("0.75")],
+        /// Credit for each cached block on disk or further away.
+        "diskTier" => disk_tier: Number [must(rules::SHARE).written("0.25")],
+        /// Weight of prefill work.
+        "prefillLoadScale" => prefill_load_scale: Number [must(rules::FACTOR).written("1")],
+        /// Cost of each running request, in blocks.
+        "activeRequestWeight" => active_request_weight: Number [must(rules::FACTOR).written("0")],
+        /// 0 takes the cheapest pod; above, pods are drawn by softmax of their normalised cost.
+        "temperature" => temperature: Number [must(rules::FACTOR).written("0")],
     }
 
     /// How conversations stay on their pod.
     struct SessionAffinity {
-        /// Off, Soft or Hard.
-        "mode" => mode: Text,
+        /// None; Soft prefers the pod of the last turn while it is eligible; Hard takes no other until
+        /// that pod is gone.
+        "mode" => mode: Text [must(rules::AN_AFFINITY_MODE).required()],
         /// The request header that names the session.
-        "header" => header: Text,
-        /// Time since the last turn after which it is forgotten.
-        "ttl" => ttl: Text,
+        "header" => header: Text [must(Must::Form(&values::HEADER)).assumed("x-session-id")],
+        /// Time since the last turn after which a session is forgotten, such as 30s or 1h30m.
+        "ttl" => ttl: Text [must(Must::Form(&values::DURATION)).assumed("5m")],
     }
 
     /// How the engines are told who prefills.
     struct Handoff {
-        /// decodeFirst or prefillFirst.
-        "dialect" => dialect: Text,
+        /// decodeFirst sends the request to the decode pod, which is told its prefill pod; prefillFirst
+        /// the other way round.
+        "dialect" => dialect: Text [must(rules::A_DIALECT).required()],
     }
 
-    /// The candidate: `{name: …}` or `{file: …}`.
-    struct Shadow {
-        "name" => name: Text,
-        "file" => file: Text,
+    /// A candidate: a name or a file.
+    struct Shadow [rules::of_shadow] {
+        /// The policy of this name, in the same namespace.
+        "name" => name: Text [must(Must::Form(&values::OBJECT_NAME))],
+        /// The policy in this file, relative to the one that names it. For policies in files.
+        "file" => file: Text [must(Must::Form(&values::PATH))],
+    }
+}
+
+/// The description of a policy, from which the CRD is made.
+pub(crate) fn policy() -> Section {
+    match Policy::kind() {
+        Kind::Section(section) => section,
+        // A mirror describes itself as a section.
+        _ => Section {
+            doc: "",
+            keys: Vec::new(),
+            rules: Vec::new(),
+        },
     }
 }

@@ -6,11 +6,15 @@
 //! this is not a derived `Deserialize`, which stops at the first one.
 
 use crate::config::diagnostic::{Report, Wrong};
+use crate::config::keys::Nulls;
 use crate::config::node::{Entry, Node, NodeId, Value, quoted};
 use std::collections::HashSet;
 
 /// A value that can be read out of a node.
 pub(crate) trait Shape: Sized {
+    /// Whether whatever stands there is of no interest.
+    const SKIPPED: bool = false;
+
     /// Reads `node`; what does not fit is reported, and then nothing is returned.
     fn read(node: &Node, report: &mut Report) -> Option<Self>;
 }
@@ -57,9 +61,7 @@ pub(crate) struct Leaf<T> {
 impl<T> Leaf<T> {
     /// That this is not what was `expected`.
     pub(crate) fn wrong(&self, expected: impl Into<String>) -> Wrong {
-        let mut expected = expected.into();
-        expected.push_str(self.hint);
-        Wrong::new(expected, self.found.clone())
+        Wrong::new(expected, self.found.clone()).hinting(self.hint)
     }
 
     /// What `parse` makes of the value, or that it is not what was `expected`.
@@ -120,7 +122,7 @@ fn leaf<T>(node: &Node, value: Option<T>, hint: &'static str) -> Leaf<T> {
 /// The hint for a number that was written as text.
 fn unquote(node: &Node) -> &'static str {
     match &node.value {
-        Value::Text(text) if text.trim().parse::<f64>().is_ok() => " without quotes",
+        Value::Text(text) if text.trim().parse::<f64>().is_ok() => "write it without quotes",
         _ => "",
     }
 }
@@ -153,7 +155,30 @@ impl Shape for Number {
             Value::Float(value) => Some(value),
             _ => None,
         };
-        Some(leaf(node, value, unquote(node)))
+        let mut leaf = leaf(node, value, unquote(node));
+        if let Some(value) = value.filter(|value| value.is_finite()) {
+            leaf.found = shown(value);
+        }
+        Some(leaf)
+    }
+}
+
+/// A number as an API server's rules show it, so that their messages are ours.
+fn shown(value: f64) -> String {
+    if value.abs() < 1e15 && value.fract() == 0.0 {
+        // Adding 0 makes 0 of -0.
+        return format!("{:.0}", value + 0.0);
+    }
+    let scientific = format!("{value:e}");
+    match scientific
+        .split_once('e')
+        .map(|(digits, exponent)| (digits, exponent.parse::<i32>()))
+    {
+        Some((digits, Ok(exponent))) if !(-4..6).contains(&exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        _ => value.to_string(),
     }
 }
 
@@ -161,7 +186,9 @@ impl Shape for Text {
     fn read(node: &Node, _: &mut Report) -> Option<Self> {
         let (value, hint) = match &node.value {
             Value::Text(text) => (Some(text.to_string()), ""),
-            Value::Whole(_) | Value::Float(_) => (None, " (as text: in quotes)"),
+            Value::Whole(_) | Value::Float(_) => {
+                (None, "text that looks like a number is written in quotes")
+            }
             _ => (None, ""),
         };
         Some(leaf(node, value, hint))
@@ -180,6 +207,8 @@ impl Shape for Leaf<Size> {
 }
 
 impl Shape for Skipped {
+    const SKIPPED: bool = true;
+
     fn read(_: &Node, _: &mut Report) -> Option<Self> {
         Some(Skipped)
     }
@@ -250,13 +279,16 @@ pub(crate) fn section<'a>(
     report_duplicates(entries, report);
     for entry in entries {
         if !keys.contains(&&*entry.key) {
-            let expected = match nearest(&entry.key, keys) {
-                Some(key) => format!("a known key, such as {key}"),
-                None if keys.len() == 1 => format!("the key {}", keys.concat()),
-                None => format!("one of the keys {}", keys.join(", ")),
+            let expected = match keys {
+                [key] => format!("the key {key}"),
+                _ => format!("one of the keys {}", keys.join(", ")),
             };
             let found = format!("the unknown key {}", quoted(&entry.key));
-            report.fault(entry.id, Wrong::new(expected, found));
+            let wrong = match nearest(&entry.key, keys) {
+                Some(near) => Wrong::new("a known key", found).hinting(format!("is {near} meant?")),
+                None => Wrong::new(expected, found),
+            };
+            report.fault(entry.id, wrong);
         }
     }
     Some(entries)
@@ -278,11 +310,21 @@ fn report_duplicates(entries: &[Entry], report: &mut Report) {
 }
 
 /// Reads the value under `key`.
-pub(crate) fn field<T: Shape>(entries: &[Entry], key: &str, report: &mut Report) -> Field<T> {
+pub(crate) fn field<T: Shape>(
+    entries: &[Entry],
+    (key, nulls): (&str, Nulls),
+    report: &mut Report,
+) -> Field<T> {
     let Some(entry) = entries.iter().find(|entry| &*entry.key == key) else {
         return Field::Absent;
     };
     let at = entry.node.id;
+    if nulls == Nulls::AreAbsent && matches!(entry.node.value, Value::Null) {
+        if !T::SKIPPED {
+            report.warn(at, "has no effect: a null is the same as no key");
+        }
+        return Field::Absent;
+    }
     match T::read(&entry.node, report) {
         Some(value) => Field::Given(Spot { at, value }),
         None => Field::Faulty,
@@ -333,21 +375,30 @@ fn distance(a: &[char], b: &[char]) -> usize {
     row[b.len()]
 }
 
-/// Writes the mirror of sections: a struct with a [`Field`] per key, and its [`Shape`].
+/// Writes the mirror of sections: a struct with a [`Field`] per key, its [`Shape`], and its description.
+///
+/// After the type of a key may stand what else is known of it, a [`Note`](crate::config::keys::Note) in
+/// brackets; after the name of a section, the function that gives the rules between its keys.
 macro_rules! mirror {
+    (@note) => { $crate::config::keys::Note::NONE };
+    (@note $note:expr) => { $note };
+    (@rules) => { Vec::new() };
+    (@rules $rules:expr) => { $rules() };
     ($(
-        $(#[$doc:meta])*
-        struct $name:ident {
-            $($(#[$field_doc:meta])* $key:literal => $field:ident: $type:ty,)+
+        $(#[doc = $doc:literal])*
+        $(#[allow($lint:ident)])?
+        struct $name:ident $([$rules:expr])? {
+            $($(#[doc = $field_doc:literal])* $key:literal => $field:ident: $type:ty $([$note:expr])?,)+
         }
     )+) => {$(
-        $(#[$doc])*
+        $(#[doc = $doc])*
+        $(#[allow($lint)])?
         #[derive(Clone, Debug)]
         pub(crate) struct $name {
             /// The section itself.
             #[allow(dead_code)] // Read only where one of its keys is required.
             pub(crate) at: $crate::config::node::NodeId,
-            $($(#[$field_doc])* pub(crate) $field: $crate::config::shape::Field<$type>,)+
+            $($(#[doc = $field_doc])* pub(crate) $field: $crate::config::shape::Field<$type>,)+
         }
 
         impl $crate::config::shape::Shape for $name {
@@ -358,7 +409,25 @@ macro_rules! mirror {
                 let entries = $crate::config::shape::section(node, &[$($key),+], report)?;
                 Some($name {
                     at: node.id,
-                    $($field: $crate::config::shape::field(entries, $key, report),)+
+                    $($field: {
+                        let note = mirror!(@note $($note)?);
+                        $crate::config::shape::field(entries, ($key, note.nulls), report)
+                    },)+
+                })
+            }
+        }
+
+        impl $crate::config::keys::Described for $name {
+            fn kind() -> $crate::config::keys::Kind {
+                $crate::config::keys::Kind::Section($crate::config::keys::Section {
+                    doc: concat!($($doc,)*).trim_ascii(),
+                    keys: vec![$($crate::config::keys::Key {
+                        name: $key,
+                        doc: concat!($($field_doc,)*).trim_ascii(),
+                        note: mirror!(@note $($note)?),
+                        kind: <$type as $crate::config::keys::Described>::kind(),
+                    },)+],
+                    rules: mirror!(@rules $($rules)?),
                 })
             }
         }

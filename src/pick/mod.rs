@@ -19,7 +19,8 @@ pub use status::{PodStatus, PolicySummary};
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::{Policy, SessionAffinity};
-use crate::decide::reason::NoRoute;
+use crate::decide::reason::{Because, NoRoute};
+use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, decide};
 use crate::load::{Admission, Booking, Ledger};
 use crate::names::{ModelName, SessionId};
@@ -137,7 +138,6 @@ impl Picker {
             }),
             Err(refusal) => {
                 span.refused(refusal.status, refusal.code);
-                self.metrics.refused(refusal.code, refusal.status);
                 Err(refusal)
             }
         }
@@ -153,12 +153,14 @@ impl Picker {
         let in_force = self.in_force.load_full();
         let understood = self.understand(head, body, began).await?;
         let understood_at = Instant::now();
-        let session = session(&in_force.policy, head, &understood);
-        if let Some((session, _)) = &session {
-            span.turn_of(session.as_str());
-        }
-        let (decision, booking, observation, outcome, stages) =
-            self.admit(&in_force, head, &understood, session, understood_at)?;
+        let admitted = self.admit(&in_force.policy, head, &understood, span)?;
+        let Admitted {
+            decision,
+            booking,
+            observation,
+            session,
+            stages,
+        } = admitted;
 
         let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
@@ -184,7 +186,7 @@ impl Picker {
             max_tokens: understood.max_tokens,
             counted: understood.counted.as_str(),
             encode_trouble: understood.trouble,
-            session: outcome,
+            session,
             decode_pod: observation.name(decision.route.decode().candidate.pod),
             prefill_pod: decision
                 .route
@@ -192,10 +194,11 @@ impl Picker {
                 .map(|pick| observation.name(pick.candidate.pod)),
             candidates: observation.snapshot.candidates.len(),
             times,
-            trace_id: span.trace_id(),
+            trace_id: span.trace_id().map(|trace| trace.to_string()),
         };
         span.decided(&decision, &facts);
-        self.count(&decision, &facts, began);
+        self.metrics.decision(began.elapsed(), span.trace_id());
+        self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
         let settled = Settled {
@@ -204,6 +207,7 @@ impl Picker {
             destination: plan.destination,
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
+            counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
         };
         Ok((plan, settled))
     }
@@ -237,12 +241,16 @@ impl Picker {
 
     fn admit(
         &self,
-        in_force: &InForce,
+        policy: &Policy,
         head: &Head,
         understood: &Understood,
-        session: Option<(SessionId, Duration)>,
-        now: Instant,
-    ) -> Result<(Decision, Booking, Observation, SessionOutcome, Times), Refusal> {
+        span: &mut PickSpan,
+    ) -> Result<Admitted, Refusal> {
+        let now = Instant::now();
+        let session = session(policy, head, understood);
+        if let Some((session, _)) = &session {
+            span.turn_of(session.as_str());
+        }
         let names: Vec<&ModelName> = understood.names.iter().collect();
         let mut observation = self.observer.look(&names, &understood.chains, now);
         let mut ask = understood.ask(head, self.draws.next());
@@ -261,15 +269,15 @@ impl Picker {
             .admit(admission, |loads| {
                 observation.with_loads(loads);
                 before = loads.session_pod();
-                ask.affinity = ask::affinity(&in_force.policy.session_affinity, before);
-                let result = decide(&ask, &observation.snapshot, &in_force.policy);
+                ask.affinity = ask::affinity(&policy.session_affinity, before);
+                let result = decide(&ask, &observation.snapshot, policy);
                 decided_at = Instant::now();
                 result
             })
             .map_err(refuse)?;
         stages.decide = decided_at - observed_at;
         stages.book = decided_at.elapsed();
-        let outcome = match (&session, before) {
+        let session = match (&session, before) {
             (None, _) => SessionOutcome::None,
             (Some(_), None) => SessionOutcome::New,
             (Some(_), Some(pod)) if pod == decision.route.decode().candidate.pod => {
@@ -277,31 +285,56 @@ impl Picker {
             }
             (Some(_), Some(_)) => SessionOutcome::Moved,
         };
-        Ok((decision, booking, observation, outcome, stages))
+        Ok(Admitted {
+            decision,
+            booking,
+            observation,
+            session,
+            stages,
+        })
     }
 
-    fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
+    fn count(&self, decision: &Decision, facts: &Facts) {
         let label = facts
             .model
             .clone()
             .unwrap_or_else(|| Arc::from(OTHER_MODEL));
-        self.metrics
-            .decided(&label, decision.route.as_str(), decision.because.as_str());
+        self.metrics.decided(
+            &label,
+            decision.route.as_str(),
+            decision.because.as_str(),
+            decision.because.is_bypass(),
+        );
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
         self.metrics.stage("observe", facts.times.observe);
         self.metrics.stage("decide", facts.times.decide);
         self.metrics.stage("book", facts.times.book);
-        self.metrics.stage("total", began.elapsed());
         if let Some(trouble) = facts.encode_trouble {
             self.metrics.encode_trouble(trouble);
+            tracing::warn!(
+                kind = trouble,
+                model = facts.model.as_deref(),
+                "a prompt was only estimated: cached blocks cannot be seen; check the model's tokenizer and chat template"
+            );
+        }
+        if decision.because == Because::NoPrefillPod {
+            tracing::warn!(
+                "no prefill pod is ready, so decode pods prefill too; check the pods of role prefill (/v1/pods)"
+            );
         }
         tracing::debug!(
             id = facts.decision_id,
             route = decision.route.as_str(),
             because = decision.because.as_str(),
             decode = %facts.decode_pod,
+            prefill = facts.prefill_pod.as_deref(),
+            model = facts.model.as_deref(),
             prompt_tokens = decision.prompt_tokens.0,
+            net_new_tokens = decision.considered.local.as_ref().map(|pick| pick.net_new_tokens.0),
+            rule = decision.rule,
+            generation = facts.generation,
+            trace_id = facts.trace_id.as_deref(),
             "decided"
         );
     }
@@ -317,6 +350,8 @@ impl Picker {
             destination: settled.destination,
             route: settled.route,
             predicted: settled.predicted,
+            counted: settled.counted,
+            status: None,
             progress: Progress::Waiting,
             tail: Tail::default(),
         }
@@ -366,6 +401,15 @@ impl Picker {
     }
 }
 
+/// A decision that has been booked.
+struct Admitted {
+    decision: Decision,
+    booking: Booking,
+    observation: Observation,
+    session: SessionOutcome,
+    stages: Times,
+}
+
 /// What a decision leaves behind for its flight.
 struct Settled {
     booking: Booking,
@@ -373,6 +417,7 @@ struct Settled {
     destination: crate::names::Endpoint,
     route: &'static str,
     predicted: Option<u64>,
+    counted: Option<u64>,
 }
 
 fn session(policy: &Policy, head: &Head, understood: &Understood) -> Option<(SessionId, Duration)> {
@@ -390,8 +435,8 @@ fn session(policy: &Policy, head: &Head, understood: &Understood) -> Option<(Ses
 
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the
 /// decode pod reports its own cache; on a remote one engines report the prefill pod's.
-fn predicted(decision: &Decision, counted: crate::decide::snapshot::Counted) -> Option<u64> {
-    let exact = counted == crate::decide::snapshot::Counted::Exact;
+fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
+    let exact = counted == Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
 }
 

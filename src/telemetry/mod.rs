@@ -9,4 +9,5 @@ pub mod fields;
 pub mod journal;
 pub mod metrics;
 pub mod record;
+pub mod throttle;
 pub mod trace;

@@ -8,6 +8,7 @@ use http_body_util::BodyExt as _;
 use serde_json::json;
 use sidestep::cli::demo::gateway::RequestBody;
 use sidestep::cli::demo::picker::MODEL;
+use sidestep::cli::demo::process::free_addresses;
 use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -96,6 +97,50 @@ async fn a_pod_that_cuts_its_answer_releases_the_booking_and_the_client_sees_the
         rest.is_err(),
         "an answer that was cut must not look complete"
     );
+    stack.wait_for_in_flight(0).await;
+}
+
+#[tokio::test]
+async fn a_booking_follows_its_request_to_the_pod_that_served_it() {
+    let mut alive = Recorder::start(Answer::Stream).await;
+    let [nobody] = free_addresses().unwrap();
+    let mut dead = recorded("dead", "decode", &alive);
+    dead.address = nobody;
+    // Neither is asked for its health, so the picker believes in both; Envoy finds out.
+    let pods = vec![recorded("alive", "decode", &alive), dead];
+    let stack = Stack::start(Setup::new(pods)).await;
+    let (response, held) = eventually("a request is picked for the dead pod", async || {
+        let response = stack.send(chat(&stack), body()).await;
+        if response.status() != StatusCode::OK {
+            return None;
+        }
+        let held = alive.next().await;
+        held.say("first").await;
+        if stack.last_decision().await["decode"] == nobody.to_string() {
+            return Some((response, held));
+        }
+        held.finish().await;
+        response.into_body().collect().await.unwrap();
+        None
+    })
+    .await;
+    eventually("the booking is on the pod that serves", async || {
+        let pods = stack.pods().await?;
+        let booked = |name: &str| {
+            let pod = pods.iter().find(|pod| pod["name"] == name)?;
+            pod["requests"].as_u64()
+        };
+        (booked("alive") == Some(1) && booked("dead") == Some(0)).then_some(())
+    })
+    .await;
+    assert!(
+        1.0 <= stack
+            .metric("sidestep_served_elsewhere_total")
+            .await
+            .unwrap()
+    );
+    held.finish().await;
+    response.into_body().collect().await.unwrap();
     stack.wait_for_in_flight(0).await;
 }
 

@@ -52,6 +52,10 @@ struct Forged {
 
 impl Forged {
     async fn start(bypass: &str) -> Forged {
+        Forged::start_with(&policy(bypass)).await
+    }
+
+    async fn start_with(policy: &str) -> Forged {
         let prefill = Recorder::start(Answer::Json).await;
         let decode = Recorder::start(Answer::Json).await;
         let victim = Recorder::start(Answer::Json).await;
@@ -59,8 +63,7 @@ impl Forged {
             recorded("prefill", "prefill", &prefill),
             recorded("decode", "decode", &decode),
         ];
-        let stack =
-            Stack::start(Setup::new(pods).policy(&policy(bypass)).gateway(undefended)).await;
+        let stack = Stack::start(Setup::new(pods).policy(policy).gateway(undefended)).await;
         Forged {
             stack,
             prefill,
@@ -134,6 +137,38 @@ async fn on_the_remote_route_exactly_our_prefill_pod_is_named() {
         );
     }
     forged.nobody_else_was_called();
+}
+
+#[tokio::test]
+async fn prefill_first_the_prefill_pod_gets_the_request_and_exactly_our_decode_pod_is_named() {
+    let policy = policy("Never") + "  handoff: {dialect: prefillFirst}\n";
+    let mut forged = Forged::start_with(&policy).await;
+    let request = forged.request(Method::POST, "/v1/chat/completions");
+    let (status, _) = forged.stack.ask(request, chat()).await;
+    assert_eq!(status, StatusCode::OK);
+    let seen = forged.prefill.next().await;
+    assert_eq!(
+        seen.only("x-decoder-host-port"),
+        forged.decode.address.to_string()
+    );
+    assert_eq!(
+        seen.only("x-gateway-destination-endpoint"),
+        forged.prefill.address.to_string()
+    );
+    for name in CLIENT_MAY_NOT_SEND {
+        assert!(
+            !seen.all(name).iter().any(|value| value == FORGED),
+            "{name}"
+        );
+    }
+    assert!(
+        forged.decode.arrived().is_none(),
+        "the gateway called the decode pod"
+    );
+    assert!(
+        forged.victim.arrived().is_none(),
+        "the forged destination was called"
+    );
 }
 
 #[tokio::test]

@@ -200,7 +200,7 @@ fn what_has_no_effect_is_warned_of_with_the_reason() {
   - bypass: {type: PrefillLoad, prefillBusyThreshold: 1, effectiveIslThreshold: 10}
   - match: {models: [a]}
     bypass: {type: Never, trustCapacity: [Reported]}
-  sessionAffinity: {mode: Off, ttl: 5m}
+  sessionAffinity: {mode: None, ttl: 5m}
   shadow: {name: other}
 ",
     );
@@ -213,7 +213,7 @@ fn what_has_no_effect_is_warned_of_with_the_reason() {
              column 5)",
             "spec.rules[1].bypass.trustCapacity: has no effect: the type Never leaves nothing to veto \
              (p.yaml, line 8, column 42)",
-            "spec.sessionAffinity.ttl: has no effect: the mode is Off (p.yaml, line 9, column 37)",
+            "spec.sessionAffinity.ttl: has no effect: the mode is None (p.yaml, line 9, column 38)",
             "spec.shadow: has no effect: shadow policies are not evaluated yet (p.yaml, line 10, \
              column 11)",
         ]
@@ -650,8 +650,8 @@ fn a_file_of_a_megabyte_is_read_and_its_last_fault_found() {
     assert_eq!(
         said.to_string(),
         format!(
-            "pods[{pods}].role: expected prefill, decode or both (is decode meant?), found the text \
-             \"decoder\" (pods.yaml, line {line}, column 48)"
+            "pods[{pods}].role: expected prefill, decode or both, found the text \"decoder\"; is \
+             decode meant? (pods.yaml, line {line}, column 48)"
         )
     );
 }

@@ -86,8 +86,7 @@ async fn a_bad_file_is_reported_once_and_the_next_good_one_picked_up() {
     file.write(&policy("second").replace("Never", "Nver"));
     assert_eq!(
         next(&mut watch).await,
-        "expected Never, Always, IslBounding, PrefillLoad or IslOrLoad (is Never meant?), found the \
-         text \"Nver\""
+        "expected Never, Always, IslBounding, PrefillLoad or IslOrLoad, found the text \"Nver\""
     );
     nothing_comes(&mut watch).await;
     file.write("");

@@ -40,9 +40,18 @@ fn attributes() -> String {
 fn same(file: &str, name: &str, table: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = fs::read_to_string(&path).unwrap();
-    let (begin, end) = (format!("<!-- begin: {name} -->\n"), format!("<!-- end: {name} -->"));
-    let from = text.find(&begin).unwrap_or_else(|| panic!("{file} has no `{begin}`")) + begin.len();
-    let to = from + text[from..].find(&end).unwrap_or_else(|| panic!("{file} has no `{end}`"));
+    let (begin, end) = (
+        format!("<!-- begin: {name} -->\n"),
+        format!("<!-- end: {name} -->"),
+    );
+    let from = text
+        .find(&begin)
+        .unwrap_or_else(|| panic!("{file} has no `{begin}`"))
+        + begin.len();
+    let to = from
+        + text[from..]
+            .find(&end)
+            .unwrap_or_else(|| panic!("{file} has no `{end}`"));
     if std::env::var_os("SIDESTEP_BLESS").is_some() {
         fs::write(&path, format!("{}{table}{}", &text[..from], &text[to..])).unwrap();
         return;

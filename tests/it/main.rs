@@ -10,6 +10,7 @@
 mod architecture;
 mod config;
 mod config_watch;
+mod crd;
 mod decide;
 mod decide_fixture;
 mod decide_golden;
@@ -25,7 +26,7 @@ mod fleet;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
-mod prompt_engine;
+mod prompt_difference;
 mod prompt_golden;
 mod telemetry;
 mod telemetry_export;

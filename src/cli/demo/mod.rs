@@ -137,8 +137,12 @@ async fn play(args: &DemoArgs, stack: &mut Stack) -> anyhow::Result<Summary> {
     if args.requests == 0 {
         return Ok(Summary::default());
     }
+    let traffic = async {
+        traffic.await;
+        anyhow::Ok(())
+    };
     tokio::select! {
-        both = async { tokio::try_join!(async { Ok(traffic.await) }, show) } => both.map(|both| both.1),
+        both = async { tokio::try_join!(traffic, show) } => both.map(|((), summary)| summary),
         ended = stack.ended() => Err(ended.err().unwrap_or_else(|| anyhow::anyhow!("a process ended"))),
     }
 }

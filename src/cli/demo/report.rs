@@ -119,7 +119,7 @@ impl Row {
         object
     }
 
-    /// The request as one line of [`HEADER`]'s table.
+    /// The request as one line of the table under [`header`].
     #[must_use]
     pub(super) fn to_line(&self) -> String {
         let record = &self.record;

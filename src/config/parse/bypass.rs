@@ -8,6 +8,7 @@ use crate::config::diagnostic::Wrong;
 use crate::config::parse::values::{self, LARGEST_FACTOR, MOST_TOKENS};
 use crate::config::parse::{Reading, policy_lint};
 use crate::config::raw;
+use crate::config::rules::{self, BYPASS_TYPES, BypassType, CAPACITY_SOURCES, TIER_CREDITS};
 use crate::config::shape::{Field, Whole};
 use crate::decide::policy::{Bypass, DecodeGate, IslBound, PrefillBusy, TierCredit};
 use crate::decide::snapshot::CapacitySource;
@@ -21,42 +22,6 @@ const ISL_RATIO_THRESHOLD: f64 = 0.7;
 const COLD_BYPASS_BELOW: Tokens = Tokens::ZERO;
 /// `trustCapacity` when absent.
 const TRUST: [CapacitySource; 2] = [CapacitySource::Reported, CapacitySource::Configured];
-/// The five bypass types, by what they look at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Never,
-    Always,
-    IslBounding,
-    PrefillLoad,
-    IslOrLoad,
-}
-
-impl Kind {
-    const WORDS: [(&'static str, Kind); 5] = [
-        ("Never", Kind::Never),
-        ("Always", Kind::Always),
-        ("IslBounding", Kind::IslBounding),
-        ("PrefillLoad", Kind::PrefillLoad),
-        ("IslOrLoad", Kind::IslOrLoad),
-    ];
-
-    pub(crate) fn word(self) -> &'static str {
-        Kind::WORDS
-            .iter()
-            .find(|(_, kind)| *kind == self)
-            .map_or("", |(word, _)| word)
-    }
-
-    /// Whether it looks at net-new tokens.
-    pub(crate) fn bounds_isl(self) -> bool {
-        matches!(self, Kind::IslBounding | Kind::IslOrLoad)
-    }
-
-    /// Whether it looks at the prefill pod's load.
-    pub(crate) fn reads_load(self) -> bool {
-        matches!(self, Kind::PrefillLoad | Kind::IslOrLoad)
-    }
-}
 
 /// Reads a bypass without its gate.
 pub(crate) fn bypass(raw: &raw::Bypass, reading: &mut Reading<'_>) -> Bypass {
@@ -64,18 +29,15 @@ pub(crate) fn bypass(raw: &raw::Bypass, reading: &mut Reading<'_>) -> Bypass {
     let busy = reading.optional(&raw.prefill_busy_threshold, |value| {
         values::ratio(value, LARGEST_FACTOR)
     });
-    let expected = "Never, Always, IslBounding, PrefillLoad or IslOrLoad";
-    let kind = reading.required(&raw.kind, (raw.at, "type"), expected, |text| {
-        values::word(text, &Kind::WORDS)
+    let expected = rules::A_BYPASS_TYPE.expected();
+    let kind = reading.required(&raw.kind, (raw.at, "type"), &expected, |text| {
+        values::word(text, BYPASS_TYPES.meanings)
     });
     let Some(kind) = kind else {
         return Bypass::Never;
     };
     if kind.reads_load() && matches!(raw.prefill_busy_threshold, Field::Absent) {
-        let expected = format!(
-            "a number of at least 0, which the type {} needs",
-            kind.word()
-        );
+        let expected = rules::needs_busy_threshold(kind.word());
         reading
             .report
             .missing(raw.at, "prefillBusyThreshold", &expected);
@@ -85,11 +47,11 @@ pub(crate) fn bypass(raw: &raw::Bypass, reading: &mut Reading<'_>) -> Bypass {
         threshold: busy.unwrap_or(Ratio::ZERO),
     };
     match kind {
-        Kind::Never => Bypass::Never,
-        Kind::Always => Bypass::Always,
-        Kind::IslBounding => Bypass::IslBounding(isl),
-        Kind::PrefillLoad => Bypass::PrefillLoad(busy),
-        Kind::IslOrLoad => Bypass::IslOrLoad(isl, busy),
+        BypassType::Never => Bypass::Never,
+        BypassType::Always => Bypass::Always,
+        BypassType::IslBounding => Bypass::IslBounding(isl),
+        BypassType::PrefillLoad => Bypass::PrefillLoad(busy),
+        BypassType::IslOrLoad => Bypass::IslOrLoad(isl, busy),
     }
 }
 
@@ -104,33 +66,24 @@ fn isl_bound(raw: &raw::Bypass, reading: &mut Reading<'_>) -> IslBound {
         ),
         cold_bypass_below: reading.or(&raw.cold_bypass_below, COLD_BYPASS_BELOW, tokens),
         tier_credit: reading.or(&raw.tier_credit, TierCredit::Full, |text| {
-            values::word(
-                text,
-                &[
-                    ("Full", TierCredit::Full),
-                    ("Weighted", TierCredit::Weighted),
-                ],
-            )
+            values::word(text, TIER_CREDITS.meanings)
         }),
     }
 }
 
 /// Reads the veto of a busy decode pod.
 pub(crate) fn gate(raw: &raw::Bypass, reading: &mut Reading<'_>) -> DecodeGate {
-    let words = [
-        ("Reported", CapacitySource::Reported),
-        ("Configured", CapacitySource::Configured),
-        ("Assumed", CapacitySource::Assumed),
-    ];
     let mut trust: Vec<CapacitySource> = Vec::new();
-    for source in reading.each(&raw.trust_capacity, |text| values::word(text, &words)) {
+    reading.at_most(&raw.trust_capacity, rules::MOST_SOURCES);
+    let words = CAPACITY_SOURCES.meanings;
+    for source in reading.each(&raw.trust_capacity, |text| values::word(text, words)) {
         if !trust.contains(&source) {
             trust.push(source);
         }
     }
     match &raw.trust_capacity {
         Field::Given(list) if list.value.is_empty() => {
-            let expected = "at least one of Reported, Configured and Assumed";
+            let expected = rules::at_least_one(&rules::A_CAPACITY_SOURCE);
             reading
                 .report
                 .fault(list.at, Wrong::new(expected, "an empty list"));

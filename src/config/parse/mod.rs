@@ -15,6 +15,7 @@ pub(crate) mod values;
 
 use crate::config::diagnostic::{Report, Wrong};
 use crate::config::node::NodeId;
+use crate::config::rules;
 use crate::config::shape::{Field, Spot, Text};
 use std::path::{Path, PathBuf};
 
@@ -78,6 +79,14 @@ impl Reading<'_> {
             .iter()
             .filter_map(|spot| self.convert(spot, &convert))
             .collect()
+    }
+
+    /// Reports that the list in `field` is longer than `most`.
+    fn at_most<R>(&mut self, field: &Field<Vec<Spot<R>>>, most: usize) {
+        if let Some(list) = field.given().filter(|list| most < list.value.len()) {
+            let wrong = Wrong::new(rules::at_most(most), list.value.len().to_string());
+            self.report.fault(list.at, wrong);
+        }
     }
 
     fn convert<R, T>(

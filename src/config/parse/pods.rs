@@ -20,7 +20,7 @@ use std::sync::Arc;
 const METRICS_PATH: &str = "/metrics";
 
 /// The largest block: far above any engine's.
-pub(crate) const LARGEST_BLOCK: i128 = 1 << 16;
+pub(crate) const LARGEST_BLOCK: i64 = 1 << 16;
 
 /// Reads a file of pods.
 pub(crate) fn document(raw: &raw::Pods, reading: &mut Reading<'_>) -> Vec<PodSpec> {

@@ -8,7 +8,11 @@ use crate::config::diagnostic::Wrong;
 use crate::config::parse::values::{self, LARGEST_FACTOR};
 use crate::config::parse::{Reading, bypass, policy_lint};
 use crate::config::raw;
-use crate::config::shape::{Field, Number, Spot, Text};
+use crate::config::rules::{
+    self, AFFINITY_MODES, AffinityMode, CLIENT_PINS, DIALECTS, MOST_NAMES, MOST_RULES,
+    ON_NO_PREFILL,
+};
+use crate::config::shape::{Field, Number, Spot};
 use crate::config::{Handoff, Shadow, TargetRef};
 use crate::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Policy, Rule, Scoring, SessionAffinity,
@@ -71,10 +75,7 @@ pub(crate) fn spec(raw: &raw::PolicySpec, name: Arc<str>, reading: &mut Reading<
         scoring: scoring(&raw.scoring, reading),
         session_affinity: session_affinity(&raw.session_affinity, reading),
         client_pins: reading.or(&raw.client_pins, ClientPins::Ignore, |text| {
-            values::word(
-                text,
-                &[("Ignore", ClientPins::Ignore), ("Honor", ClientPins::Honor)],
-            )
+            values::word(text, CLIENT_PINS.meanings)
         }),
     };
     Spec {
@@ -88,6 +89,7 @@ pub(crate) fn spec(raw: &raw::PolicySpec, name: Arc<str>, reading: &mut Reading<
 /// The rules in order. Unless the last one matches everything already, a rule follows that does, and
 /// that never bypasses: what no rule mentions is prefilled remotely.
 fn rules(raw: &raw::PolicySpec, reading: &mut Reading<'_>) -> Vec<Rule> {
+    reading.at_most(&raw.rules, MOST_RULES);
     let mut rules: Vec<Rule> = match &raw.rules {
         Field::Given(list) => {
             let rules = list.value.iter();
@@ -112,10 +114,7 @@ fn rules(raw: &raw::PolicySpec, reading: &mut Reading<'_>) -> Vec<Rule> {
 
 fn rule(raw: &raw::Rule, reading: &mut Reading<'_>) -> Rule {
     let on_no_prefill = reading.or(&raw.on_no_prefill, OnNoPrefill::Local, |text| {
-        values::word(
-            text,
-            &[("Local", OnNoPrefill::Local), ("Fail", OnNoPrefill::Fail)],
-        )
+        values::word(text, ON_NO_PREFILL.meanings)
     });
     let (bypass, gate) = match &raw.bypass {
         Field::Given(section) => (
@@ -142,6 +141,8 @@ fn matches(raw: &Field<raw::Match>, reading: &mut Reading<'_>) -> Match {
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return Match::default();
     };
+    reading.at_most(&raw.models, MOST_NAMES);
+    reading.at_most(&raw.policy_classes, MOST_NAMES);
     let mut models = reading.each(&raw.models, values::model_pattern);
     if models.iter().any(|pattern| &**pattern == "*") {
         models.clear();
@@ -190,36 +191,33 @@ fn session_affinity(
         header: reading.or(&raw.header, Arc::from(SESSION_HEADER), values::header),
         ttl: reading.or(&raw.ttl, SESSION_TTL, values::duration),
     };
-    let modes = [
-        ("Off", SessionAffinity::Off),
-        ("Soft", SessionAffinity::Soft(key.clone())),
-        ("Hard", SessionAffinity::Hard(key)),
-    ];
-    let expected = "Off, Soft or Hard";
+    let expected = rules::AN_AFFINITY_MODE.expected();
     let mode = reading
-        .required(&raw.mode, (raw.at, "mode"), expected, |text| {
-            values::word(text, &modes)
+        .required(&raw.mode, (raw.at, "mode"), &expected, |text| {
+            values::word(text, AFFINITY_MODES.meanings)
         })
-        .unwrap_or(SessionAffinity::Off);
-    if mode == SessionAffinity::Off && raw.mode.given().is_some() {
-        reading.no_effect(&raw.header, "the mode is Off");
-        reading.no_effect(&raw.ttl, "the mode is Off");
+        .unwrap_or(AffinityMode::None);
+    match mode {
+        AffinityMode::Soft => SessionAffinity::Soft(key),
+        AffinityMode::Hard => SessionAffinity::Hard(key),
+        AffinityMode::None => {
+            if raw.mode.given().is_some() {
+                reading.no_effect(&raw.header, "the mode is None");
+                reading.no_effect(&raw.ttl, "the mode is None");
+            }
+            SessionAffinity::Off
+        }
     }
-    mode
 }
 
 fn handoff(raw: &Field<raw::Handoff>, reading: &mut Reading<'_>) -> Handoff {
-    let words = [
-        ("decodeFirst", Handoff::DecodeFirst),
-        ("prefillFirst", Handoff::PrefillFirst),
-    ];
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return Handoff::DecodeFirst;
     };
-    let expected = "decodeFirst or prefillFirst";
+    let expected = rules::A_DIALECT.expected();
     reading
-        .required(&raw.dialect, (raw.at, "dialect"), expected, |text| {
-            values::word(text, &words)
+        .required(&raw.dialect, (raw.at, "dialect"), &expected, |text| {
+            values::word(text, DIALECTS.meanings)
         })
         .unwrap_or(Handoff::DecodeFirst)
 }
@@ -241,7 +239,7 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
             };
             reading
                 .report
-                .fault(*at, Wrong::new("either a name or a file", found));
+                .fault(*at, Wrong::new(rules::NAME_OR_FILE, found));
         }
         _ => {}
     }
@@ -254,13 +252,17 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
 
 fn target(raw: &Field<raw::TargetRef>, reading: &mut Reading<'_>) -> Option<TargetRef> {
     let Spot { value: raw, .. } = raw.given()?;
-    let text = |text: &Text| values::name(text);
-    let group = reading.or(&raw.group, Arc::from(""), values::label);
-    let kind = reading.required(&raw.kind, (raw.at, "kind"), "the kind of an object", text);
+    let group = reading.or(&raw.group, Arc::from(""), values::api_group);
+    let kind = reading.required(
+        &raw.kind,
+        (raw.at, "kind"),
+        values::OBJECT_KIND.expected,
+        values::object_kind,
+    );
     let name = reading.required(
         &raw.name,
         (raw.at, "name"),
-        "the name of an object",
+        values::OBJECT_NAME.expected,
         values::object_name,
     );
     Some(TargetRef {

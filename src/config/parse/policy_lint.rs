@@ -6,8 +6,8 @@
 
 use crate::config::node::NodeId;
 use crate::config::parse::Reading;
-use crate::config::parse::bypass::Kind;
 use crate::config::raw;
+use crate::config::rules::BypassType;
 use crate::config::shape::{Field, Number, Spot};
 use crate::decide::policy::{Match, Rule};
 
@@ -72,7 +72,7 @@ fn pattern_covers(wide: &str, narrow: &str) -> bool {
 }
 
 /// Keys that the bypass type does not look at, and thresholds that decide once and for all.
-pub(crate) fn bypass(raw: &raw::Bypass, kind: Kind, reading: &mut Reading<'_>) {
+pub(crate) fn bypass(raw: &raw::Bypass, kind: BypassType, reading: &mut Reading<'_>) {
     if kind.bounds_isl() {
         // Both comparisons are strict, and nothing is below 0.
         let tokens = raw.isl_threshold.given();
@@ -95,7 +95,7 @@ pub(crate) fn bypass(raw: &raw::Bypass, kind: Kind, reading: &mut Reading<'_>) {
         let why = format!("the type {} does not look at prefill load", kind.word());
         reading.no_effect(&raw.prefill_busy_threshold, &why);
     }
-    if kind == Kind::Never {
+    if kind == BypassType::Never {
         let why = "the type Never leaves nothing to veto";
         reading.no_effect(&raw.decode_busy_threshold, why);
         reading.no_effect(&raw.trust_capacity, why);

@@ -1,10 +1,11 @@
 //! Single values: from what a key holds to a type that cannot hold anything wrong.
 //!
-//! Lives here: one function per kind of value.
+//! Lives here: one function per kind of value; beside those of policies, their [`Form`].
 //! Never here: keys, sections, where a value stood.
 //! Invariant: pure; every bound is inclusive, and the message names all that is allowed.
 
 use crate::config::diagnostic::Wrong;
+use crate::config::rules::{self, Form, Must};
 use crate::config::shape::{Leaf, Number, Size, Text, Whole, nearest};
 use crate::names::Endpoint;
 use crate::units::Ratio;
@@ -26,18 +27,19 @@ const LONGEST_TEXT: usize = 4096;
 pub(crate) const LARGEST_FACTOR: f64 = 1e6;
 
 /// The most tokens: far above any model's context.
-pub(crate) const MOST_TOKENS: i128 = 1_000_000_000;
+pub(crate) const MOST_TOKENS: i64 = 1_000_000_000;
 
 /// A number from 0 to `most`.
 pub(crate) fn ratio(leaf: &Number, most: f64) -> Result<Ratio, Wrong> {
-    leaf.parse(format!("a number from 0 to {most}"), |value| {
+    leaf.parse(Must::Number(most).expected(), |value| {
         Ratio::new(*value).filter(|ratio| ratio.get() <= most)
     })
 }
 
 /// A whole number from `least` to `most`.
-pub(crate) fn whole<T: TryFrom<i128>>(leaf: &Whole, least: i128, most: i128) -> Result<T, Wrong> {
-    leaf.parse(format!("a whole number from {least} to {most}"), |value| {
+pub(crate) fn whole<T: TryFrom<i128>>(leaf: &Whole, least: i64, most: i64) -> Result<T, Wrong> {
+    leaf.parse(Must::Whole(least, most).expected(), |value| {
+        let (least, most) = (i128::from(least), i128::from(most));
         Some(*value)
             .filter(|value| least <= *value && *value <= most)
             .and_then(|value| T::try_from(value).ok())
@@ -47,47 +49,75 @@ pub(crate) fn whole<T: TryFrom<i128>>(leaf: &Whole, least: i128, most: i128) -> 
 /// The meaning of one of `words`.
 pub(crate) fn word<T: Clone>(leaf: &Text, words: &[(&str, T)]) -> Result<T, Wrong> {
     let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-    let mut expected = match known.as_slice() {
-        [most @ .., last] if !most.is_empty() => format!("{} or {last}", most.join(", ")),
-        one => one.concat(),
-    };
-    if let Some(near) = leaf.value.as_ref().and_then(|text| nearest(text, &known)) {
-        expected.push_str(&format!(" (is {near} meant?)"));
-    }
-    if leaf.value.is_none() && leaf.found == "false" && known.iter().any(|word| is_off(word)) {
-        // YAML 1.1 readers, kubectl among them, take a bare Off for false.
-        expected.push_str(" (Off in quotes)");
-    }
-    leaf.parse(expected, |text| {
+    let meaning = leaf.parse(rules::either(&known), |text| {
         let found = words.iter().find(|(word, _)| word == text);
         found.map(|(_, meaning)| meaning.clone())
+    });
+    meaning.map_err(|wrong| {
+        let near = leaf.value.as_ref().and_then(|text| nearest(text, &known));
+        match near {
+            Some(near) => wrong.hinting(format!("is {near} meant?")),
+            // A bare Off or No is false to readers of YAML 1.1, and people write the one for the other.
+            None if known.contains(&"None") && is_no(leaf) => wrong.hinting("is None meant?"),
+            None => wrong,
+        }
     })
 }
 
-fn is_off(word: &str) -> bool {
-    word.eq_ignore_ascii_case("off")
+fn is_no(leaf: &Text) -> bool {
+    match &leaf.value {
+        Some(text) => ["off", "no", "disabled"].contains(&text.to_ascii_lowercase().as_str()),
+        None => leaf.found == "false",
+    }
+}
+
+/// Text of a certain form.
+fn formed(leaf: &Text, form: &Form) -> Result<Arc<str>, Wrong> {
+    leaf.parse(form.expected, |text| {
+        (form.holds)(text).then(|| Arc::from(text.as_str()))
+    })
 }
 
 /// A duration such as `500ms`, `30s`, `5m` or `1h30m`: more than 0, at most 720h.
+pub(crate) const DURATION: Form = Form::new(
+    "a duration from 1ms to 720h, such as 500ms, 30s or 1h30m",
+    |text| read_duration(text).is_some(),
+    // The digits are so few that no sum of them is too large for the type.
+    "self != '' && self.matches('^([0-9]{1,3}h)?([0-9]{1,5}m)?([0-9]{1,7}s)?([0-9]{1,10}ms)?$') && \
+     duration('0s') < duration(self) && duration(self) <= duration('720h')",
+);
+
+/// A duration.
 pub(crate) fn duration(leaf: &Text) -> Result<Duration, Wrong> {
-    let expected = "a duration from 1ms to 720h, such as 500ms, 30s or 1h30m";
-    leaf.parse(expected, |text| {
-        read_duration(text).filter(|time| Duration::ZERO < *time && *time <= LONGEST)
-    })
+    leaf.parse(DURATION.expected, |text| read_duration(text))
 }
 
+/// Each unit at most once, the larger one first.
 fn read_duration(text: &str) -> Option<Duration> {
-    const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+    /// Unit, its milliseconds, the most digits before it.
+    const UNITS: [(&str, u64, usize); 4] = [
+        ("h", 3_600_000, 3),
+        ("m", 60_000, 5),
+        ("s", 1000, 7),
+        ("ms", 1, 10),
+    ];
     let mut rest = text;
     let mut total: u64 = 0;
+    let mut units = UNITS.iter();
     while !rest.is_empty() {
         let after = rest.trim_start_matches(|c: char| c.is_ascii_digit());
-        let amount: u64 = rest[..rest.len() - after.len()].parse().ok()?;
-        let (unit, millis) = UNITS.iter().find(|(unit, _)| after.starts_with(unit))?;
+        let digits = &rest[..rest.len() - after.len()];
+        let name = after.split(|c: char| c.is_ascii_digit()).next()?;
+        let (unit, millis, most) = units.find(|(unit, ..)| *unit == name)?;
+        if *most < digits.len() {
+            return None;
+        }
+        let amount: u64 = digits.parse().ok()?;
         total = total.checked_add(amount.checked_mul(*millis)?)?;
         rest = &after[unit.len()..];
     }
-    Some(Duration::from_millis(total))
+    let time = Duration::from_millis(total);
+    (Duration::ZERO < time && time <= LONGEST).then_some(time)
 }
 
 /// Bytes: a number, or a number with Ki, Mi or Gi (powers of 1024).
@@ -153,11 +183,15 @@ fn definite(text: &str) -> Option<Endpoint> {
 }
 
 /// A name that clients or engines use: printable, not empty, without white space around it.
+pub(crate) const NAME: Form = Form::new(
+    "a printable name of 1 to 253 bytes",
+    is_name,
+    "self != '' && self.trim() == self && !self.matches('\\\\p{Cc}') && size(bytes(self)) <= 253",
+);
+
+/// A name that clients or engines use.
 pub(crate) fn name(leaf: &Text) -> Result<Arc<str>, Wrong> {
-    let expected = format!("a printable name of 1 to {LONGEST_NAME} bytes");
-    leaf.parse(expected, |text| {
-        is_name(text).then(|| Arc::from(text.as_str()))
-    })
+    formed(leaf, &NAME)
 }
 
 fn is_name(text: &str) -> bool {
@@ -168,40 +202,83 @@ fn is_name(text: &str) -> bool {
 }
 
 /// The name of a Kubernetes object (RFC 1123 subdomain).
+pub(crate) const OBJECT_NAME: Form = Form::new(
+    "a name of 1 to 253 lower-case letters, digits, - and ., each part between letters or digits",
+    is_object_name,
+    "size(self) <= 253 && \
+     self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+);
+
+/// The name of a Kubernetes object.
 pub(crate) fn object_name(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    formed(leaf, &OBJECT_NAME)
+}
+
+fn is_object_name(text: &str) -> bool {
     let label = |part: &str| {
         let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         !part.is_empty() && part.bytes().all(fits) && !part.starts_with('-') && !part.ends_with('-')
     };
-    let expected = format!(
-        "a name of 1 to {LONGEST_NAME} lower-case letters, digits, - and ., each part between \
-         letters or digits"
-    );
-    leaf.parse(expected, |text| {
-        let fits = text.len() <= LONGEST_NAME && text.split('.').all(label);
-        fits.then(|| Arc::from(text.as_str()))
-    })
+    text.len() <= LONGEST_NAME && text.split('.').all(label)
+}
+
+/// The API group of a Kubernetes object; empty for the core group.
+pub(crate) const API_GROUP: Form = Form::new(
+    "an API group such as inference.networking.k8s.io, or nothing",
+    |text| text.is_empty() || is_object_name(text),
+    "self == '' || size(self) <= 253 && \
+     self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*$')",
+);
+
+/// The API group of a Kubernetes object.
+pub(crate) fn api_group(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    formed(leaf, &API_GROUP)
+}
+
+/// The kind of a Kubernetes object.
+pub(crate) const OBJECT_KIND: Form = Form::new(
+    "the kind of an object, such as InferencePool",
+    |text| {
+        text.len() <= 63
+            && text.starts_with(|c: char| c.is_ascii_uppercase())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    },
+    "self.matches('^[A-Z][A-Za-z0-9]{0,62}$')",
+);
+
+/// The kind of a Kubernetes object.
+pub(crate) fn object_kind(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    formed(leaf, &OBJECT_KIND)
 }
 
 /// A model name, or the start of one followed by `*`.
-pub(crate) fn model_pattern(leaf: &Text) -> Result<Arc<str>, Wrong> {
-    let expected = "a model name, with at most one * and that at its end";
-    leaf.parse(expected, |text| {
+pub(crate) const MODEL_PATTERN: Form = Form::new(
+    "a model name, with at most one * and that at its end",
+    |text| {
         let start = text.strip_suffix('*').unwrap_or(text);
-        let fits = !start.contains('*') && (text == "*" || is_name(start));
-        fits.then(|| Arc::from(text.as_str()))
-    })
+        !start.contains('*') && (text == "*" || is_name(start))
+    },
+    "self == '*' || self.matches('^[^*]+[*]?$') && \
+     self.replace('*', '').trim() == self.replace('*', '') && !self.matches('\\\\p{Cc}') && \
+     size(bytes(self.replace('*', ''))) <= 253",
+);
+
+/// A model name, or the start of one followed by `*`.
+pub(crate) fn model_pattern(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    formed(leaf, &MODEL_PATTERN)
 }
+
+/// The name of a request header.
+pub(crate) const HEADER: Form = Form::new(
+    "the name of a request header, such as x-session-id",
+    |text| text.len() <= LONGEST_NAME && http::HeaderName::from_bytes(text.as_bytes()).is_ok(),
+    "size(self) <= 253 && self.matches('^[-!#$%&*+.^_`|~0-9A-Za-z\\']+$')",
+);
 
 /// The name of a request header, in lower case.
 pub(crate) fn header(leaf: &Text) -> Result<Arc<str>, Wrong> {
-    let expected = "the name of a request header, such as x-session-id";
-    leaf.parse(expected, |text| {
-        http::HeaderName::from_bytes(text.as_bytes())
-            .ok()
-            .filter(|_| text.len() <= LONGEST_NAME)
-            .map(|header| Arc::from(header.as_str()))
-    })
+    let header = formed(leaf, &HEADER)?;
+    Ok(Arc::from(header.to_ascii_lowercase()))
 }
 
 /// An OTLP endpoint.
@@ -223,10 +300,15 @@ pub(crate) fn url_path(leaf: &Text) -> Result<Arc<str>, Wrong> {
 }
 
 /// The path of a file.
+pub(crate) const PATH: Form = Form::new(
+    "the path of a file",
+    |text| !text.is_empty() && !text.contains('\0'),
+    "self.matches('^[^\\\\x00]+$')",
+);
+
+/// The path of a file.
 pub(crate) fn path(leaf: &Text) -> Result<PathBuf, Wrong> {
-    leaf.parse("the path of a file", |text| {
-        (!text.is_empty() && !text.contains('\0')).then(|| PathBuf::from(text))
-    })
+    formed(leaf, &PATH).map(|path| PathBuf::from(&*path))
 }
 
 /// Free text without control characters, such as a label; may be empty.

@@ -47,7 +47,7 @@ pub struct Pass {
 /// What the driver is to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Let the pass take its time, then call [`Scheduler::complete`].
+    /// Let the pass take its time, then call [`Scheduler::complete`](super::Scheduler::complete).
     Run(Pass),
     /// Nothing to compute before this instant (a transfer ends, a lease expires) or a new job.
     WaitUntil(Duration),
@@ -64,7 +64,7 @@ pub struct Output {
     pub first: Option<PromptSource>,
     /// Whether it is the last one, and why.
     pub finish: Option<Finish>,
-    /// Blocks kept for the decode engine, with the last token of a [`Keep::ForDecode`] job.
+    /// Blocks kept for the decode engine, with the last token of a [`Keep::ForDecode`](super::sequence::Keep::ForDecode) job.
     pub kept: Vec<BlockId>,
 }
 

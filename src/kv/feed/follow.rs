@@ -16,7 +16,7 @@ use crate::names::PodId;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 /// First and longest wait between attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -24,16 +24,29 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 const CONNECT: Duration = Duration::from_secs(5);
 /// For the rest of a message of which a part has come.
 const MESSAGE: Duration = Duration::from_secs(30);
-/// Silence after which a pod with replay is asked whether something was missed: soon after
-/// catching up (what was sent before the subscription took effect), then now and then (a connection
-/// that died without a word).
-const QUIET: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// Attempts at a replay without progress before what is missing is given up.
 const ATTEMPTS: u32 = 3;
 /// Between such attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Ranks whose blocks one feed resets; more do not share a publisher.
 const MAX_RANKS: usize = 64;
+
+/// How long silence is borne.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// After catching up: then what was sent before the subscription took effect is asked for.
+    first: Duration,
+    /// Later, because a connection can die without a word.
+    later: Duration,
+    /// After a ping.
+    pong: Duration,
+}
+
+const PATIENCE: Patience = Patience {
+    first: Duration::from_secs(1),
+    later: Duration::from_secs(60),
+    pong: Duration::from_secs(10),
+};
 
 /// The state of the task.
 pub(super) struct Follower {
@@ -44,6 +57,19 @@ pub(super) struct Follower {
     sequence: Sequence,
     /// Ranks heard on this feed.
     ranks: SmallVec<[u32; 2]>,
+    patience: Patience,
+}
+
+/// What came of asking a quiet pod.
+enum Asked {
+    /// Nothing more to wait for.
+    Answered,
+    /// It should say something now.
+    Pinged,
+}
+
+fn timed_out() -> Error {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
 /// How a replay ended.
@@ -72,6 +98,7 @@ impl Follower {
             stats,
             sequence: Sequence::default(),
             ranks: SmallVec::new(),
+            patience: PATIENCE,
         }
     }
 
@@ -87,12 +114,12 @@ impl Follower {
                     }
                     let error = self.follow(connection, connected_before, &mut wait).await;
                     connected_before = true;
-                    tracing::debug!(pod = %self.pod, %error, "kv event connection lost");
+                    tracing::warn!(pod = %self.pod, %error, "kv event connection lost; its cached blocks are not trusted until it is back");
                     self.stats.set_state(State::Lost);
                 }
                 Ok(Err(error)) => {
                     self.stats.count(|stats| stats.connect_failures += 1);
-                    tracing::debug!(pod = %self.pod, %error, "kv event connection failed");
+                    tracing::warn!(pod = %self.pod, %error, "kv event connection failed; check that the engine publishes KV events at kvEvents");
                 }
                 Err(_) => self.stats.count(|stats| stats.connect_failures += 1),
             }
@@ -124,45 +151,58 @@ impl Follower {
         if caught_up || !(is_reconnect || self.source.replay.is_some()) {
             self.stats.set_state(State::Live);
         }
-        let mut quiet = QUIET.0;
+        let Patience { first, later, pong } = self.patience;
+        let mut due = Instant::now() + first;
+        let mut pinged = false;
         loop {
-            match self.wait_for_message(&mut connection, quiet).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    if self.catch_up().await {
-                        self.stats.set_state(State::Live);
-                    }
-                    quiet = QUIET.1;
+            match timeout_at(due, connection.readable()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => return error,
+                Err(_) if pinged => return timed_out(),
+                Err(_) => {
+                    pinged = match self.ask_whether_alive(&mut connection).await {
+                        Ok(Asked::Answered) => false,
+                        Ok(Asked::Pinged) => true,
+                        Err(error) => return error,
+                    };
+                    due = Instant::now() + if pinged { pong } else { later };
                     continue;
                 }
-                Err(error) => return error,
             }
-            let message = match timeout(MESSAGE, connection.receive()).await {
-                Ok(Ok(message)) => message,
+            match timeout(MESSAGE, connection.receive()).await {
+                Ok(Ok(Some(message))) => {
+                    (due, pinged) = (Instant::now() + later, false);
+                    *wait = BACKOFF.0;
+                    match numbered(message) {
+                        Ok((seq, payload)) => self.live(seq, payload.as_deref()).await,
+                        Err(_) => self.stats.count(|stats| stats.malformed += 1),
+                    }
+                }
+                Ok(Ok(None)) => {
+                    if std::mem::take(&mut pinged) {
+                        due = Instant::now() + later;
+                    }
+                    *wait = BACKOFF.0;
+                }
                 Ok(Err(error)) => return error,
-                Err(_) => return std::io::Error::from(std::io::ErrorKind::TimedOut).into(),
-            };
-            *wait = BACKOFF.0;
-            match numbered(message) {
-                Ok((seq, payload)) => self.live(seq, payload.as_deref()).await,
-                Err(_) => self.stats.count(|stats| stats.malformed += 1),
+                Err(_) => return timed_out(),
             }
         }
     }
 
-    /// Whether bytes came; `false` after `quiet` without any, for pods that can be asked.
-    async fn wait_for_message(
-        &self,
-        connection: &mut Connection,
-        quiet: Duration,
-    ) -> Result<bool, Error> {
-        if self.source.replay.is_none() {
-            return connection.readable().await.map(|()| true);
+    /// The pod has been quiet: asks what it has to replay, or else for a sign of life.
+    async fn ask_whether_alive(&mut self, connection: &mut Connection) -> Result<Asked, Error> {
+        if self.source.replay.is_some() {
+            if self.catch_up().await {
+                self.stats.set_state(State::Live);
+            }
+            return Ok(Asked::Answered);
         }
-        match timeout(quiet, connection.readable()).await {
-            Ok(result) => result.map(|()| true),
-            Err(_) => Ok(false),
-        }
+        Ok(if connection.ping().await? {
+            Asked::Pinged
+        } else {
+            Asked::Answered
+        })
     }
 
     async fn live(&mut self, seq: u64, payload: Option<&[u8]>) {
@@ -323,5 +363,78 @@ impl Follower {
         for rank in &self.ranks {
             self.index.reset(self.pod, *rank);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::feed::zmtp::tests::{accept, listen};
+    use crate::kv::index::Limits;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    /// Follows `address` with hardly any patience; the counters.
+    fn follow(address: String) -> Arc<Stats> {
+        let stats = Arc::new(Stats::default());
+        let source = FeedSource {
+            events: address,
+            replay: None,
+            topic: String::new(),
+        };
+        let pod = PodId {
+            slot: 0,
+            generation: 0,
+        };
+        let index = Arc::new(Index::new(Limits::default()));
+        let mut follower = Follower::new(index, pod, source, Arc::clone(&stats));
+        follower.patience = Patience {
+            first: Duration::from_millis(1),
+            later: Duration::from_millis(1),
+            pong: Duration::from_millis(300),
+        };
+        tokio::spawn(follower.run());
+        stats
+    }
+
+    #[tokio::test]
+    async fn a_quiet_pod_that_answers_pings_is_kept() {
+        let (listener, address) = listen().await;
+        let stats = follow(address);
+        let mut stream = accept(&listener, "PUB", 1).await;
+        let mut subscription = [0; 3];
+        stream
+            .read_exact(&mut subscription)
+            .await
+            .expect("subscribes");
+        for _ in 0..5 {
+            let mut ping = [0; 9];
+            stream.read_exact(&mut ping).await.expect("pings");
+            assert_eq!(&ping, b"\x04\x07\x04PING\0\0");
+            stream
+                .write_all(b"\x04\x05\x04PONG")
+                .await
+                .expect("answers");
+        }
+        assert_eq!((stats.state(), stats.read().reconnects), (State::Live, 0));
+    }
+
+    #[tokio::test]
+    async fn a_quiet_pod_that_answers_no_ping_is_dialled_again() {
+        let (listener, address) = listen().await;
+        let _stats = follow(address);
+        let _silent = accept(&listener, "PUB", 1).await;
+        accept(&listener, "PUB", 1).await;
+    }
+
+    #[tokio::test]
+    async fn a_quiet_pod_that_knows_no_pings_is_left_alone() {
+        let (listener, address) = listen().await;
+        let _stats = follow(address);
+        let mut stream = accept(&listener, "PUB", 0).await;
+        let mut bytes = Vec::new();
+        // It neither hangs up nor sends more than its subscription.
+        let reading = stream.read_to_end(&mut bytes);
+        assert!(timeout(Duration::from_millis(100), reading).await.is_err());
+        assert_eq!(bytes, [0, 1, 1]);
     }
 }

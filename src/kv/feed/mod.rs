@@ -13,8 +13,12 @@
 //! | reconnected | replay from the last batch: the same batch proves the same engine process, anything else is a restart | live; the first sequence number tells |
 //! | sequence jumps ahead | replay from the first missing; what cannot be had after three attempts: reset | reset |
 //! | sequence goes back | reset, replay from 0 | reset |
-//! | quiet for a while | replay from the last batch, as after a reconnect | nothing |
+//! | quiet for a while | replay from the last batch, as after a reconnect | a ping, where the publisher knows it; no answer: reconnect |
 //! | unreadable payload | counted, sequence kept | the same |
+//!
+//! A feed is `Live` while it is connected and without a gap since the last reset: then every block
+//! in the index is one the pod announced and has not taken back. What the pod stored before anyone
+//! listened, and no replay brings back, is unknown even so, until the engine stores it again.
 //!
 //! A reset may only hide what the pod holds. The opposite, keeping blocks across a gap that may
 //! have hidden removals, would send requests to pods that must compute the prompt after all.

@@ -75,7 +75,14 @@ impl Replay {
 
     /// The next answer.
     pub(super) async fn next(&mut self) -> Result<Answer, ReplayError> {
-        let received = timeout(self.limit, self.connection.receive()).await;
+        let message = async {
+            loop {
+                if let Some(message) = self.connection.receive().await? {
+                    return Ok::<_, Error>(message);
+                }
+            }
+        };
+        let received = timeout(self.limit, message).await;
         let message = received.map_err(|_| ReplayError::Silence)??;
         self.limit = SILENCE;
         match numbered(message) {

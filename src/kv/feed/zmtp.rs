@@ -88,6 +88,8 @@ pub(super) struct Message {
 pub(super) struct Connection {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
+    /// Whether the peer knows PING (ZMTP 3.1).
+    answers_pings: bool,
 }
 
 struct FrameHead {
@@ -109,6 +111,7 @@ impl Connection {
         let mut connection = Connection {
             reader: BufReader::with_capacity(64 * 1024, reader),
             writer,
+            answers_pings: false,
         };
         connection.greet().await?;
         connection.ready(kind).await?;
@@ -130,6 +133,7 @@ impl Connection {
         if theirs[12..32] != ours[12..32] {
             return Err(protocol("the NULL mechanism", "another mechanism"));
         }
+        self.answers_pings = 3 < theirs[10] || 1 <= theirs[11];
         Ok(())
     }
 
@@ -180,8 +184,9 @@ impl Connection {
         Ok(())
     }
 
-    /// The next message. Once given up half-way, the connection is of no further use.
-    pub(super) async fn receive(&mut self) -> Result<Message, Error> {
+    /// The next message, or `None` after a command, which is dealt with here. Once given up
+    /// half-way, the connection is of no further use.
+    pub(super) async fn receive(&mut self) -> Result<Option<Message>, Error> {
         let mut message = Message::default();
         let mut kept = 0;
         loop {
@@ -189,6 +194,9 @@ impl Connection {
             if head.command {
                 let body = self.command(head.len).await?;
                 self.answer(&body).await?;
+                if message.frames.is_empty() {
+                    return Ok(None);
+                }
                 continue;
             }
             if MAX_FRAMES <= message.frames.len() {
@@ -204,9 +212,18 @@ impl Connection {
                 kept += head.len;
             }
             if !head.more {
-                return Ok(message);
+                return Ok(Some(message));
             }
         }
+    }
+
+    /// Makes a living peer say something; `false` if it would not understand, and nothing was sent.
+    pub(super) async fn ping(&mut self) -> Result<bool, Error> {
+        if self.answers_pings {
+            // The two bytes allow the peer to hang up if it hears nothing for that long; zero: no.
+            self.write_frame(COMMAND, b"\x04PING\0\0").await?;
+        }
+        Ok(self.answers_pings)
     }
 
     /// A PING wants its context back; nothing else wants an answer.
@@ -301,81 +318,4 @@ fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use tokio::net::TcpListener;
-
-    /// A peer that sends `bytes` after a handshake as `socket_type`, then closes.
-    async fn peer(socket_type: &'static str, bytes: Vec<u8>) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("binds");
-        let address = listener.local_addr().expect("bound");
-        tokio::spawn(async move {
-            let (mut stream, _) = listener.accept().await.expect("accepts");
-            let mut greeting = [0u8; 64];
-            greeting[..1].copy_from_slice(b"\xff");
-            greeting[9..11].copy_from_slice(&[0x7f, 3]);
-            greeting[12..16].copy_from_slice(b"NULL");
-            stream.write_all(&greeting).await.expect("writes");
-            let mut ready = b"\x05READY\x08Identity\0\0\0\0\x0bSocket-Type\0\0\0".to_vec();
-            ready.push(u8::try_from(socket_type.len()).expect("short"));
-            ready.extend_from_slice(socket_type.as_bytes());
-            let len = u8::try_from(ready.len()).expect("short");
-            stream.write_all(&[4, len]).await.expect("writes");
-            stream.write_all(&ready).await.expect("writes");
-            // The other end may hang up before it has read everything.
-            let _ = stream.write_all(&bytes).await;
-            let _ = stream.read_to_end(&mut Vec::new()).await;
-        });
-        format!("tcp://{address}")
-    }
-
-    #[tokio::test]
-    async fn frames_of_every_form_arrive() {
-        let mut bytes = b"\x01\x01a\x03\0\0\0\0\0\0\0\x01b\x00\x02cd".to_vec();
-        bytes.extend_from_slice(b"\x04\x09\x04PING\0\0ok\x00\x00");
-        let address = peer("XPUB", bytes).await;
-        let mut connection = Connection::open(&address, Kind::Sub).await.expect("opens");
-        connection.readable().await.expect("bytes");
-        let message = connection.receive().await.expect("a message");
-        assert_eq!(message.frames, [&b"a"[..], b"b", b"cd"]);
-        assert_eq!(
-            connection.receive().await.expect("after the ping").frames,
-            [b""]
-        );
-    }
-
-    #[tokio::test]
-    async fn a_frame_that_is_too_long_is_read_past() {
-        let mut bytes = b"\x01\x01t\x02".to_vec();
-        let len = MAX_PAYLOAD + 8192;
-        bytes.extend_from_slice(&(len as u64).to_be_bytes());
-        bytes.resize(bytes.len() + len, 7);
-        bytes.extend_from_slice(b"\x00\x01x");
-        let address = peer("PUB", bytes).await;
-        let mut connection = Connection::open(&address, Kind::Sub).await.expect("opens");
-        let message = connection.receive().await.expect("a message");
-        assert_eq!((message.too_long, message.frames.len()), (true, 2));
-        assert_eq!(connection.receive().await.expect("the next").frames, [b"x"]);
-    }
-
-    #[tokio::test]
-    async fn announced_lengths_are_not_believed() {
-        for announced in [1u64 << 23, u64::MAX] {
-            let mut bytes = vec![2];
-            bytes.extend_from_slice(&announced.to_be_bytes());
-            let address = peer("PUB", bytes).await;
-            let mut connection = Connection::open(&address, Kind::Sub).await.expect("opens");
-            connection.writer.shutdown().await.expect("hangs up");
-            assert!(connection.receive().await.is_err());
-        }
-    }
-
-    #[tokio::test]
-    async fn only_matching_sockets_are_spoken_to() {
-        let address = peer("ROUTER", Vec::new()).await;
-        assert!(Connection::open(&address, Kind::Sub).await.is_err());
-        let address = peer("ROUTER", Vec::new()).await;
-        assert!(Connection::open(&address, Kind::Dealer).await.is_ok());
-        assert!(Connection::open("ipc:///tmp/x", Kind::Sub).await.is_err());
-    }
-}
+pub(super) mod tests;

@@ -13,6 +13,10 @@ use crate::units::BlockSize;
 use std::sync::Arc;
 
 /// The keys of the first `blocks` blocks of `event`, which follow `parent` or start a prompt.
+///
+/// Of tokens that came as pairs each block takes its first tokens, without the one that its last
+/// pair looks ahead to; so a prompt that differs just there, or ends there, is credited with one
+/// block more than the engine will find.
 pub(super) fn chain(
     event: &Stored,
     parent: Option<BlockKey>,

@@ -39,6 +39,7 @@ pub(super) struct Segment {
 pub(super) type Segments = SmallVec<[Segment; 4]>;
 
 #[derive(Default)]
+#[repr(align(64))] // one cache line
 struct Run {
     keys: Vec<BlockKey>,
     covers: Covers,
@@ -59,23 +60,21 @@ pub(super) struct Shard {
 #[inline]
 fn matched(run: &[BlockKey], keys: &[BlockKey]) -> usize {
     let len = run.len().min(keys.len());
-    if len == 0 || run[0] != keys[0] {
-        return 0;
-    }
-    if run[len - 1] == keys[len - 1] {
+    let (run, keys) = (&run[..len], &keys[..len]);
+    if len == 0 || run[len - 1] == keys[len - 1] {
         return len;
     }
-    // Equal at `same`, different at `differs`.
+    // Everything before `same` is equal, everything from `differs` on is not.
     let (mut same, mut differs) = (0, len - 1);
-    while same + 1 < differs {
+    while same < differs {
         let middle = usize::midpoint(same, differs);
         if run[middle] == keys[middle] {
-            same = middle;
+            same = middle + 1;
         } else {
             differs = middle;
         }
     }
-    differs
+    same
 }
 
 fn short(offset: usize) -> u16 {
@@ -283,5 +282,31 @@ fn growth(capacity: usize, len: usize) -> usize {
         capacity
     } else {
         len.max(capacity + capacity / 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_takes_one_cache_line() {
+        assert_eq!(size_of::<Run>(), 64);
+    }
+
+    #[test]
+    fn the_end_of_a_match_is_found_at_every_place() {
+        let keys: Vec<BlockKey> = (0..300).map(BlockKey).collect();
+        let lengths = (0..40).chain([63, 64, 65, 255, 256, 257, 300]);
+        for (len, other_len) in lengths
+            .clone()
+            .flat_map(|n| lengths.clone().map(move |m| (n, m)))
+        {
+            for common in 0..=len.min(other_len) {
+                let tail = (common..other_len).map(|n| BlockKey(1000 + n as u128));
+                let other: Vec<BlockKey> = keys[..common].iter().copied().chain(tail).collect();
+                assert_eq!(matched(&keys[..len], &other), common, "{len} {other_len}");
+            }
+        }
     }
 }

@@ -13,7 +13,7 @@ use std::hash::{BuildHasher, RandomState};
 const LONGEST_STATE: usize = 512;
 
 /// Id of a trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(u128);
 
 /// Id of a span.

@@ -241,9 +241,9 @@ impl PickSpan {
 
     /// The trace id, when the trace is recorded.
     #[must_use]
-    pub fn trace_id(&self) -> Option<String> {
+    pub fn trace_id(&self) -> Option<TraceId> {
         match &self.0 {
-            State::Recording(recording) => Some(recording.context.trace.to_string()),
+            State::Recording(recording) => Some(recording.context.trace),
             State::Off | State::Passing(_) => None,
         }
     }

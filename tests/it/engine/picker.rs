@@ -83,7 +83,7 @@ async fn the_index_predicts_every_turn_of_crowded_conversations() {
         ..config(Role::Both)
     })
     .await;
-    let mut conversations = vec![Vec::new(), Vec::new(), Vec::new()];
+    let mut conversations = [Vec::new(), Vec::new(), Vec::new()];
     let (mut hits, mut misses) = (0, 0);
     for turn in 0..5 {
         for (at, turns) in conversations.iter_mut().enumerate() {

@@ -5,13 +5,10 @@
 //! an event the tokens of stored blocks. `SIDESTEP_ENGINE_MODEL` names the folder of that engine's
 //! `tokenizer.json` and `tokenizer_config.json`. Neither belongs to this repository.
 
+use crate::{read, variable};
 use serde_json::Value;
 use sidestep::prompt::{Api, Encoder, Profile, ProfileFiles, Profiles, parse};
 use sidestep::units::{BlockSize, Tokens};
-
-fn variable(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"))
-}
 
 fn ids(list: &Value) -> Vec<u32> {
     serde_json::from_value(list.clone()).unwrap()
@@ -29,18 +26,16 @@ fn engine_ids(step: &Value) -> Vec<Vec<u32>> {
 }
 
 #[test]
-#[ignore = "needs a recorded engine, named by SIDESTEP_ENGINE_CAPTURE and SIDESTEP_ENGINE_MODEL"]
 fn prompts_have_the_engine_s_tokens() {
-    let read = |path: String| std::fs::read(&path).unwrap_or_else(|e| panic!("{path}: {e}"));
     let model = variable("SIDESTEP_ENGINE_MODEL");
     let profile = Profile::load(&ProfileFiles {
-        tokenizer_json: &read(format!("{model}/tokenizer.json")),
-        tokenizer_config: Some(&read(format!("{model}/tokenizer_config.json"))),
+        tokenizer_json: &read(&format!("{model}/tokenizer.json")),
+        tokenizer_config: Some(&read(&format!("{model}/tokenizer_config.json"))),
         ..ProfileFiles::default()
     })
     .unwrap();
     let capture: Value =
-        serde_json::from_slice(&read(variable("SIDESTEP_ENGINE_CAPTURE"))).unwrap();
+        serde_json::from_slice(&read(&variable("SIDESTEP_ENGINE_CAPTURE"))).unwrap();
     let name = capture["steps"][0]["request"]["model"].as_str().unwrap();
     let profile = profile.named(name.into(), Vec::new());
     let encoder = Encoder::new(Profiles::new(vec![profile]).unwrap(), 0);
