@@ -24,6 +24,9 @@ pub(super) struct State {
     pub(super) counters: Arc<Counters>,
 }
 
+/// The label for a pod's name. Not `pod`: Prometheus gives that name to the picker's own pod.
+const ENGINE: &str = "engine";
+
 /// A gauge per pod: name, help, reading.
 type PodGauge = (&'static str, &'static str, fn(&PodStatus) -> Option<f64>);
 
@@ -120,7 +123,7 @@ impl Collector for State {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for pod in &pods {
                 if let Some(value) = read(pod) {
-                    let labels = [("pod", &*pod.name), ("role", pod.role.as_str())];
+                    let labels = [(ENGINE, &*pod.name), ("role", pod.role.as_str())];
                     ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
                 }
             }
@@ -134,7 +137,7 @@ impl Collector for State {
         for (name, help, read) in FEED_COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (pod, stats) in &feeds {
-                let labels = [("pod", &*pod.spec.name)];
+                let labels = [(ENGINE, &*pod.spec.name)];
                 ConstCounter::new(read(stats)).encode(family.encode_family(&labels)?)?;
             }
         }

@@ -26,6 +26,7 @@ mod fleet;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
+mod metrics;
 mod prompt_difference;
 mod prompt_golden;
 mod telemetry;
