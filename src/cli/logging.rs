@@ -28,7 +28,9 @@ pub(super) fn init(filter: Option<&str>, quiet: &str, json: bool) {
         lines.boxed()
     };
     let set = tracing_subscriber::registry()
-        .with(lines.with_filter(filter).with_filter(Throttle::default()))
+        .with(filter)
+        .with(Throttle::default())
+        .with(lines)
         .try_init();
     if let Err(error) = set {
         eprintln!("sidestep: logging could not be set up: {error}");

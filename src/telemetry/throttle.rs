@@ -1,6 +1,6 @@
 //! At most one warning per kind and subject and minute.
 //!
-//! Lives here: [`Throttle`], a filter for the log.
+//! Lives here: [`Throttle`], a layer of the log.
 //! Never here: what a warning says.
 //! Invariant: bounded memory; what is held back is counted, and errors and information are never held back.
 
@@ -12,9 +12,9 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tracing::field::{Field, Visit};
-use tracing::subscriber::Interest;
-use tracing::{Event, Level, Metadata};
-use tracing_subscriber::layer::{Context, Filter};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
 
 /// Time between two warnings of a kind.
 const WINDOW: Duration = Duration::from_secs(60);
@@ -57,16 +57,10 @@ impl Throttle {
     }
 }
 
-impl<S> Filter<S> for Throttle {
-    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
-        true
-    }
-
-    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
-        Interest::always()
-    }
-
-    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+// A layer of its own and not a filter of the layer that writes: per-layer filters keep state between events
+// that a rejection by `event_enabled` leaves behind (tracing-subscriber 0.3.23).
+impl<S: Subscriber> Layer<S> for Throttle {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         if *event.metadata().level() != Level::WARN {
             return true;
         }
@@ -99,8 +93,8 @@ mod tests {
     use super::*;
     use std::io;
     use std::sync::Arc;
+    use tracing_subscriber::EnvFilter;
     use tracing_subscriber::layer::SubscriberExt;
-    use tracing_subscriber::{EnvFilter, Layer};
 
     #[test]
     fn one_per_key_and_minute() {
@@ -140,11 +134,10 @@ mod tests {
     fn warnings_are_told_apart_by_kind_and_pod() {
         let lines = Lines::default();
         let writer = lines.clone();
-        let layer = tracing_subscriber::fmt::layer()
-            .with_writer(move || writer.clone())
-            .with_filter(EnvFilter::new("info"))
-            .with_filter(Throttle::default());
-        let subscriber = tracing_subscriber::registry().with(layer);
+        let subscriber = tracing_subscriber::registry()
+            .with(EnvFilter::new("info"))
+            .with(Throttle::default())
+            .with(tracing_subscriber::fmt::layer().with_writer(move || writer.clone()));
         tracing::subscriber::with_default(subscriber, || {
             for pod in ["a", "b", "a", "a"] {
                 tracing::warn!(pod, count = 1, "slow");
