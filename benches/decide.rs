@@ -166,6 +166,7 @@ fn ask() -> Ask {
         decode_pin: None,
         prefill_pin: None,
         affinity: Affinity::None,
+        prefill_affinity: None,
         draw: 0,
     }
 }

@@ -5,6 +5,7 @@
 //! Invariant: unknown paths and methods get a JSON error that says what exists.
 
 use crate::pick::Picker;
+use crate::telemetry::record::Record;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{Method, Response, StatusCode, Uri, header};
@@ -14,10 +15,13 @@ use serde::Serialize;
 const MOST_RECORDS: usize = 1000;
 
 /// What exists, for the answer to an unknown path.
-const PATHS: &str = "/metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/decisions?after=N&limit=N, /v1/decisions/ID";
+const PATHS: &str = "/metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/decisions?after=N&limit=N, /v1/decisions/ID, /v1/explain/ID, POST /v1/explain";
+
+/// What the admin port answers.
+pub(super) type Answer = Response<Full<Bytes>>;
 
 /// Answers one request.
-pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Response<Full<Bytes>> {
+pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
     if method != Method::GET && method != Method::HEAD {
         return error(StatusCode::METHOD_NOT_ALLOWED, "expected GET");
     }
@@ -55,15 +59,13 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Response<Fu
                 ),
             }
         }
-        path => match path.strip_prefix("/v1/decisions/") {
-            Some(id) => match picker.journal().find(id) {
-                Some(record) => json(&record),
-                None => error(
-                    StatusCode::NOT_FOUND,
-                    "no decision with this id among the last ones",
-                ),
-            },
-            None => error(
+        path => match (
+            path.strip_prefix("/v1/decisions/"),
+            path.strip_prefix("/v1/explain/"),
+        ) {
+            (Some(id), _) => found(picker, id, json),
+            (None, Some(id)) => found(picker, id, |record| json(&record.explanation())),
+            (None, None) => error(
                 StatusCode::NOT_FOUND,
                 &format!("unknown path; there are {PATHS}"),
             ),
@@ -71,26 +73,36 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Response<Fu
     }
 }
 
-fn query<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
+fn found(picker: &Picker, id: &str, show: impl FnOnce(&Record) -> Answer) -> Answer {
+    match picker.journal().find(id) {
+        Some(record) => show(&record),
+        None => error(
+            StatusCode::NOT_FOUND,
+            "no decision with this id among the last ones",
+        ),
+    }
+}
+
+pub(super) fn query<'a>(uri: &'a Uri, name: &str) -> Option<&'a str> {
     uri.query()?.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=')?;
         (key == name).then_some(value)
     })
 }
 
-fn json(value: &impl Serialize) -> Response<Full<Bytes>> {
+pub(super) fn json(value: &impl Serialize) -> Answer {
     match serde_json::to_string(value) {
         Ok(body) => text(StatusCode::OK, "application/json", body),
         Err(cause) => error(StatusCode::INTERNAL_SERVER_ERROR, &cause.to_string()),
     }
 }
 
-fn error(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
+pub(super) fn error(status: StatusCode, message: &str) -> Answer {
     let body = serde_json::json!({ "error": { "message": message } }).to_string();
     text(status, "application/json", body)
 }
 
-fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+pub(super) fn text(status: StatusCode, content_type: &'static str, body: String) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(

@@ -128,6 +128,19 @@ impl Collector for State {
                 }
             }
         }
+        let help = "1 for each thing that the policy in force needs of a pod and does not get";
+        let mut family = encoder.encode_descriptor(
+            "policy_prerequisite_missing",
+            help,
+            None,
+            MetricType::Gauge,
+        )?;
+        for pod in pods.iter().filter(|pod| pod.availability == "ready") {
+            for what in &pod.missing {
+                let labels = [("pod", &*pod.name), ("what", what.as_str())];
+                ConstGauge::new(1.0).encode(family.encode_family(&labels)?)?;
+            }
+        }
         let view = picker.observer().roster.view();
         let feeds: Vec<_> = view
             .pods

@@ -8,6 +8,7 @@ pub mod check;
 pub mod crd;
 pub mod demo;
 pub mod engine;
+pub mod explain;
 mod logging;
 pub mod policy;
 pub mod serve;
@@ -35,6 +36,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Say why a request would go where it would go, or why one went there.
+    Explain(explain::ExplainArgs),
     /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
     Crd,
     /// Translate the settings of another router into a policy.
@@ -50,7 +53,11 @@ enum Command {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let quiet = match &arguments.command {
-        Command::Demo(_) | Command::Check(_) | Command::Crd | Command::Policy(_) => "warn",
+        Command::Demo(_)
+        | Command::Check(_)
+        | Command::Crd
+        | Command::Explain(_)
+        | Command::Policy(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     logging::init(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -76,6 +83,7 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Explain(args) => explain::run(args).await,
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,

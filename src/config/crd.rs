@@ -15,9 +15,15 @@ use crate::decide::reason::Because;
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 
-/// The longest text that an API server looks at: twice what any rule allows, so that it is the rule that
+/// The longest text that an API server looks at: more than any rule allows, so that it is the rule that
 /// speaks of a text that is too long. Without a bound the server refuses the rules as too costly.
-const LONGEST_TEXT: usize = 512;
+const LONGEST_TEXT: usize = 300;
+
+/// The most items that an API server looks at in a list of at most `most`: more than the rule allows, for
+/// the same reason.
+fn looked_at(most: usize) -> usize {
+    most + most / 4
+}
 
 /// The CustomResourceDefinition, in YAML.
 ///
@@ -140,8 +146,7 @@ fn of_kind(kind: &Kind, must: Option<&Must>) -> Value {
                 "items": of_kind(of, each),
             });
             if let Some(Must::Most(most) | Must::Each(most, _) | Must::SomeOf(most, _)) = must {
-                // As with texts: twice what the rule allows.
-                list["maxItems"] = json!(2 * most);
+                list["maxItems"] = json!(looked_at(*most));
             }
             list
         }

@@ -6,7 +6,7 @@
 
 use crate::config::diagnostic::{Finding, Position};
 use crate::config::node::quoted;
-use crate::config::{Loaded, ModelConfig, Tokenizer};
+use crate::config::{ModelConfig, Tokenizer};
 use crate::decide::policy::{Bypass, DecodeGate, Policy, Rule};
 use crate::decide::snapshot::{CapacitySource, LocalPrefill};
 use crate::fleet::{PodSpec, Probe};
@@ -17,20 +17,25 @@ use std::sync::Arc;
 /// Most findings of one kind that are spelled out.
 const MOST_NAMED: usize = 5;
 
-/// The warnings about `loaded` as a whole.
-pub(crate) fn across(loaded: &Loaded, file: &Arc<Path>) -> Vec<Finding> {
+/// The warnings about a policy, the pods and the models together, as found in `file`.
+#[must_use]
+pub fn across(
+    (policy, pods, models): (&Policy, &[PodSpec], &[ModelConfig]),
+    file: &Path,
+) -> Vec<Finding> {
     let mut notes = Vec::new();
-    for lack in prerequisites(&loaded.policy, &loaded.pods) {
+    for lack in prerequisites(policy, pods) {
         notes.push(("pods", lack.message));
     }
-    unknown_models(loaded, &mut notes);
+    unknown_models((policy, pods, models), &mut notes);
+    let file: Arc<Path> = Arc::from(file);
     notes
         .into_iter()
         .map(|(path, message)| Finding {
             path: path.to_owned(),
             message,
             hint: String::new(),
-            file: Arc::clone(file),
+            file: Arc::clone(&file),
             position: Position::WholeFile,
         })
         .collect()
@@ -163,17 +168,19 @@ pub(crate) fn unmatched_patterns<'a>(policy: &'a Policy, models: &[ModelConfig])
         .collect()
 }
 
-fn unknown_models(loaded: &Loaded, notes: &mut Notes) {
-    if loaded.models.is_empty() {
+fn unknown_models(
+    (policy, pods, models): (&Policy, &[PodSpec], &[ModelConfig]),
+    notes: &mut Notes,
+) {
+    if models.is_empty() {
         return;
     }
-    for pattern in unmatched_patterns(&loaded.policy, &loaded.models) {
+    for pattern in unmatched_patterns(policy, models) {
         let message = format!("no configured model matches {}", quoted(pattern));
         notes.push(("policy", message));
     }
-    let known = names(&loaded.models);
-    let strangers: std::collections::BTreeSet<&str> = loaded
-        .pods
+    let known = names(models);
+    let strangers: std::collections::BTreeSet<&str> = pods
         .iter()
         .flat_map(|pod| &pod.models)
         .map(|model| model.as_str())
@@ -187,13 +194,12 @@ fn unknown_models(loaded: &Loaded, notes: &mut Notes) {
         );
         notes.push(("models", message));
     }
-    let estimated: Vec<&str> = loaded
-        .models
+    let estimated: Vec<&str> = models
         .iter()
         .filter(|model| model.tokenizer == Tokenizer::ByteEstimate)
         .map(|model| model.name.as_str())
         .collect();
-    if !estimated.is_empty() && loaded.policy.rules.iter().any(bounds_isl) {
+    if !estimated.is_empty() && policy.rules.iter().any(bounds_isl) {
         let message = format!(
             "no tokenizer is configured for {}: its prompts are estimated from bytes, and none of \
              its blocks is ever found",

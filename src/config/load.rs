@@ -8,7 +8,7 @@ use crate::config::diagnostic::{Diagnostics, Finding, Position, Report, Text, Wr
 use crate::config::node::{self, Node, SyntaxFault, Value, quoted};
 use crate::config::parse::{Reading, pods, policy, process};
 use crate::config::shape::Shape;
-use crate::config::{Loaded, LoadedPods, LoadedPolicy, Source, lint};
+use crate::config::{Loaded, LoadedPods, LoadedPolicy, Shadow, Source, lint};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -62,6 +62,17 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
             content: Content::default(),
         }),
     };
+    if let Some(policy) = &policy {
+        gathered.shadow_of(policy);
+        if let Shadow::Named(name) = &policy.shadow {
+            let message = format!(
+                "has no effect: a policy that comes from a file names its shadow by file, not by \
+                 the name {}",
+                quoted(name)
+            );
+            gathered.note("spec.shadow", message, path);
+        }
+    }
     let (None, Some(policy), Some(pods)) = (&gathered.faults, policy, pods) else {
         return Err(gathered.faults.unwrap_or_default());
     };
@@ -78,7 +89,7 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
     };
     loaded.warnings.extend(policy.warnings);
     loaded.warnings.extend(pods.warnings);
-    let across = lint::across(&loaded, &Arc::from(path));
+    let across = lint::across((&loaded.policy, &loaded.pods, &loaded.models), path);
     loaded.warnings.extend(across);
     Ok(loaded)
 }
@@ -127,7 +138,11 @@ pub fn check(path: &Path) -> Result<Vec<Finding>, Diagnostics> {
     let kind = root.get("kind").map(|node| &node.value);
     match kind {
         Some(Value::Text(kind)) if &**kind == policy::KIND => {
-            policy_from(&bytes, path).map(|loaded| loaded.warnings)
+            let loaded = policy_from(&bytes, path)?;
+            let mut gathered = Gathered::default();
+            gathered.shadow_of(&loaded);
+            gathered.warnings.splice(0..0, loaded.warnings);
+            gathered.faults.map_or(Ok(gathered.warnings), Err)
         }
         None if root.get("pods").is_some() && root.get("apiVersion").is_none() => {
             pods_from(&bytes, path).map(|loaded| loaded.warnings)
@@ -163,6 +178,34 @@ impl Gathered {
                 None
             }
         }
+    }
+
+    /// Reads the file in which the shadow of `policy` is, for its faults and warnings alone.
+    fn shadow_of(&mut self, policy: &LoadedPolicy) {
+        let Shadow::File(path) = &policy.shadow else {
+            return;
+        };
+        // A file that is not there has been reported where it is named.
+        if !path.is_file() {
+            return;
+        }
+        if let Some(shadow) = self.take(load_policy(path)) {
+            self.warnings.extend(shadow.warnings);
+            if shadow.shadow != Shadow::Off {
+                let message = "has no effect: a policy in a shadow has no shadow of its own";
+                self.note("spec.shadow", message.to_owned(), path);
+            }
+        }
+    }
+
+    fn note(&mut self, at: &str, message: String, file: &Path) {
+        self.warnings.push(Finding {
+            path: at.to_owned(),
+            message,
+            hint: String::new(),
+            file: Arc::from(file),
+            position: Position::WholeFile,
+        });
     }
 
     fn warnings_of(&mut self, outcome: Result<Vec<Finding>, Diagnostics>) {

@@ -22,12 +22,13 @@ mod shape;
 pub mod watch;
 
 pub use diagnostic::{Diagnostics, Finding, Position};
+pub use lint::across;
 pub use load::{
     Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
 };
 pub use process::{
-    DataPlane, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Protocol, Source,
-    Telemetry, Template, Tls, Tokenizer,
+    Admin, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process,
+    Protocol, Source, Telemetry, Template, Tls, Tokenizer,
 };
 
 use crate::decide::policy::Policy;

@@ -30,6 +30,8 @@ pub struct Process {
     pub index: IndexLimits,
     /// Where spans go.
     pub telemetry: Telemetry,
+    /// What the admin port answers beyond reading.
+    pub admin: Admin,
     /// Where the data plane puts what it tells the picker.
     pub data_plane: DataPlane,
 }
@@ -92,6 +94,23 @@ pub struct IndexLimits {
     pub max_blocks: u64,
     /// Most blocks known of one pod.
     pub max_blocks_per_pod: u64,
+}
+
+/// What the admin port answers beyond reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Admin {
+    /// Whether requests are explained.
+    pub explain: Explain,
+}
+
+/// Whether requests are explained without being sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Explain {
+    /// No. An explanation says which prompts the pods hold, which not everybody should learn.
+    #[default]
+    Disabled,
+    /// Yes: on the admin port, and as gRPC on the health port.
+    Enabled,
 }
 
 /// Where spans go. What is absent here is taken from the standard `OTEL_*` variables.

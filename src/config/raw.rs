@@ -37,6 +37,8 @@ mirror! {
         "index" => index: Index,
         /// Where spans go.
         "telemetry" => telemetry: Telemetry,
+        /// What the admin port answers beyond reading.
+        "admin" => admin: Admin,
         /// Where the data plane puts what it tells the picker.
         "dataPlane" => data_plane: DataPlane,
     }
@@ -124,6 +126,12 @@ mirror! {
         "resource" => resource: TextMap,
     }
 
+    /// What the admin port answers beyond reading.
+    struct Admin {
+        /// Enabled or Disabled: whether requests may be explained without being sent.
+        "explain" => explain: Text,
+    }
+
     /// Keys in Envoy's dynamic metadata.
     struct DataPlane {
         /// The endpoints allowed for a request.
@@ -199,6 +207,7 @@ mirror! {
         "apiVersion" => api_version: Text [key()],
         "kind" => kind: Text [key()],
         "metadata" => metadata: ObjectMeta [key()],
+        /// What the policy says.
         "spec" => spec: PolicySpec [key().required_as("a mapping with the rules of the policy")],
         "status" => status: Skipped [key()],
     }

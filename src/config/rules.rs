@@ -15,7 +15,7 @@ use crate::decide::snapshot::CapacitySource;
 /// The most rules of a policy.
 pub(crate) const MOST_RULES: usize = 64;
 /// The most names in one list of a rule's match.
-pub(crate) const MOST_NAMES: usize = 64;
+pub(crate) const MOST_NAMES: usize = 32;
 /// The most items of `trustCapacity`.
 pub(crate) const MOST_SOURCES: usize = 8;
 
@@ -191,15 +191,16 @@ pub(crate) struct CelRule {
 }
 
 impl CelRule {
-    /// A rule about `self` that ends with what was found, a CEL expression for text.
-    fn found(holds: String, expected: &str, found: &str) -> CelRule {
+    /// A rule about `self` that ends with what was found: text with `%s` in it, which stands for `what`, a
+    /// CEL expression.
+    fn found(holds: String, expected: &str, (found, what): (&str, &str)) -> CelRule {
         let expected = format!("expected {expected}");
+        // Format, and not +: the server takes the text of a number for one of any length, and the sum of
+        // two texts for too costly then.
+        let template = literal(&format!("{expected}, found {found}"));
         CelRule {
             holds,
-            says: Some(format!(
-                "{} + {found}",
-                literal(&format!("{expected}, found "))
-            )),
+            says: Some(format!("{template}.format([{what}])")),
             message: expected,
             key: None,
         }
@@ -222,11 +223,12 @@ fn literal(text: &str) -> String {
 }
 
 /// A text for people, as `node` shows it.
-const FOUND_TEXT: &str =
-    "'the text \"' + (60 < size(self) ? self.substring(0, 60) + '…' : self) + '\"'";
+const FOUND_TEXT: (&str, &str) = (
+    "the text \"%s\"",
+    "60 < size(self) ? self.substring(0, 60) + '…' : self",
+);
 /// A number for people, as `node` shows it.
-const FOUND_NUMBER: &str =
-    "(-1e15 < self && self < 1e15 && double(int(self)) == self ? string(int(self)) : string(self))";
+const FOUND_NUMBER: (&str, &str) = ("%s", "self");
 
 impl Must {
     /// For people, in a sentence that begins with "expected".
@@ -255,7 +257,7 @@ impl Must {
             }
             Must::Whole(least, most) => {
                 let holds = format!("{least} <= self && self <= {most}");
-                CelRule::found(holds, &expected, "string(self)")
+                CelRule::found(holds, &expected, FOUND_NUMBER)
             }
             Must::Form(form) => CelRule::found(form.cel.to_owned(), &expected, FOUND_TEXT),
             Must::Most(most) | Must::Each(most, _) => return vec![most_items(*most)],
@@ -268,7 +270,7 @@ impl Must {
 /// That a list has at most so many items.
 fn most_items(most: usize) -> CelRule {
     let holds = format!("size(self) <= {most}");
-    CelRule::found(holds, &at_most(most), "string(size(self))")
+    CelRule::found(holds, &at_most(most), ("%s", "size(self)"))
 }
 
 /// What is expected of a list that is too long.
@@ -342,7 +344,7 @@ pub(crate) const NAME_OR_FILE: &str = "either a name or a file";
 
 /// The rules between the keys of a shadow.
 pub(crate) fn of_shadow() -> Vec<CelRule> {
-    let found = "(has(self.name) ? 'both' : 'neither')";
+    let found = ("%s", "has(self.name) ? 'both' : 'neither'");
     vec![CelRule::found(
         "has(self.name) != has(self.file)".to_owned(),
         NAME_OR_FILE,

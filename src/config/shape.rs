@@ -157,28 +157,10 @@ impl Shape for Number {
         };
         let mut leaf = leaf(node, value, unquote(node));
         if let Some(value) = value.filter(|value| value.is_finite()) {
-            leaf.found = shown(value);
+            // As an API server's rules show it: without an exponent.
+            leaf.found = value.to_string();
         }
         Some(leaf)
-    }
-}
-
-/// A number as an API server's rules show it, so that their messages are ours.
-fn shown(value: f64) -> String {
-    if value.abs() < 1e15 && value.fract() == 0.0 {
-        // Adding 0 makes 0 of -0.
-        return format!("{:.0}", value + 0.0);
-    }
-    let scientific = format!("{value:e}");
-    match scientific
-        .split_once('e')
-        .map(|(digits, exponent)| (digits, exponent.parse::<i32>()))
-    {
-        Some((digits, Ok(exponent))) if !(-4..6).contains(&exponent) => {
-            let sign = if exponent < 0 { '-' } else { '+' };
-            format!("{digits}e{sign}{:02}", exponent.abs())
-        }
-        _ => value.to_string(),
     }
 }
 

@@ -22,15 +22,16 @@ pub(super) struct Judgement {
     pub(super) checks: Checks,
 }
 
-/// Judges a request of `prompt` tokens for which `local` could do both and `prefill` the prefill.
+/// Judges a request of `prompt` tokens for which `local` could do both and `prefill` the prefill, by
+/// a rule's bypass and gate.
 pub(super) fn judge(
     prompt: Tokens,
     local: Option<&Pick>,
     prefill: &Pick,
-    rule: &Rule,
+    (bypass, gate): (Bypass, &DecodeGate),
 ) -> Judgement {
     let mut checks = Checks::new();
-    let because = match (rule.bypass, local) {
+    let because = match (bypass, local) {
         (Bypass::Never, _) => Because::PolicyNever,
         _ if prompt == Tokens::ZERO => Because::EmptyPrompt,
         (_, None) => Because::EngineCannotPrefillLocally,
@@ -51,7 +52,7 @@ pub(super) fn judge(
                 }
             };
             if wish.is_bypass() {
-                veto(prompt, local, &rule.gate, &mut checks).unwrap_or(wish)
+                veto(prompt, local, gate, &mut checks).unwrap_or(wish)
             } else {
                 wish
             }
@@ -176,25 +177,37 @@ pub struct Flip {
 /// The smallest single change of a threshold, relative to its value, that would turn this decision's
 /// bypass into a remote prefill or the reverse; `None` when no single threshold does.
 ///
-/// Only thresholds that were compared are looked at, and the pods stay those that were chosen.
+/// Looked at are the thresholds that were compared and, where the rule bounds net-new tokens, a
+/// `coldBypassBelow` that is off. The pods stay those that were chosen.
 #[must_use]
 pub fn nearest_flip(decision: &Decision, policy: &Policy) -> Option<Flip> {
     let rule = policy.rule_at(decision.rule);
+    let prompt = decision.prompt_tokens;
     let prefill = decision.considered.prefill.as_ref()?;
     let local = decision.considered.local.as_ref();
-    let flips = decision.checks.iter().filter_map(|check| {
-        let to = across(check)?;
-        let changed = with_threshold(rule, check.what, to)?;
-        let because = judge(decision.prompt_tokens, local, prefill, &changed).because;
+    let flip = |what, from, to| {
+        let (bypass, trust) = with_threshold(rule, what, to)?;
+        let gate = trust.as_ref().unwrap_or(&rule.gate);
+        let because = judge(prompt, local, prefill, (bypass, gate)).because;
         (because.is_bypass() != decision.because.is_bypass()).then_some(Flip {
-            what: check.what,
-            from: check.threshold,
+            what,
+            from,
             to,
             becomes: because,
         })
-    });
+    };
+    let cold = rule
+        .bypass
+        .isl_bound()
+        .filter(|bound| bound.cold_bypass_below == Tokens::ZERO && prompt != Tokens::ZERO)
+        .and_then(|_| flip(Checked::PromptTokens, 0.0, prompt.0 as f64 + 1.0));
     let distance = |flip: &Flip| (flip.to - flip.from).abs() / flip.from.abs().max(f64::EPSILON);
-    flips.min_by(|a, b| distance(a).total_cmp(&distance(b)))
+    decision
+        .checks
+        .iter()
+        .filter_map(|check| flip(check.what, check.threshold, across(check)?))
+        .chain(cold)
+        .min_by(|a, b| distance(a).total_cmp(&distance(b)))
 }
 
 /// The nearest threshold at which `check` comes out the other way, if there can be one.
@@ -217,11 +230,12 @@ fn across(check: &Check) -> Option<f64> {
     (0.0 <= to).then_some(to)
 }
 
-/// `rule` with one of its thresholds replaced.
-fn with_threshold(rule: &Rule, what: Checked, to: f64) -> Option<Rule> {
-    let mut rule = rule.clone();
+/// What `rule` judges by, with one of its thresholds replaced: its bypass, and its gate if that is
+/// what changes.
+fn with_threshold(rule: &Rule, what: Checked, to: f64) -> Option<(Bypass, Option<DecodeGate>)> {
+    let mut bypass = rule.bypass;
     let ratio = Ratio::new(to)?;
-    match (what, &mut rule.bypass, &mut rule.gate) {
+    match (what, &mut bypass, &rule.gate) {
         (Checked::NetNewTokens, Bypass::IslBounding(bound) | Bypass::IslOrLoad(bound, _), _) => {
             bound.threshold = Tokens(to as u64);
         }
@@ -234,8 +248,14 @@ fn with_threshold(rule: &Rule, what: Checked, to: f64) -> Option<Rule> {
         (Checked::PrefillBusy, Bypass::PrefillLoad(busy) | Bypass::IslOrLoad(_, busy), _) => {
             busy.threshold = ratio;
         }
-        (Checked::DecodeBusy, _, DecodeGate::On { threshold, .. }) => *threshold = ratio,
+        (Checked::DecodeBusy, _, DecodeGate::On { trust, .. }) => {
+            let gate = DecodeGate::On {
+                threshold: ratio,
+                trust: trust.clone(),
+            };
+            return Some((bypass, Some(gate)));
+        }
         _ => return None,
     }
-    Some(rule)
+    Some((bypass, None))
 }

@@ -8,15 +8,18 @@ pub mod bypass;
 pub mod cost;
 pub mod eligibility;
 pub mod policy;
+pub mod prerequisite;
 pub mod reason;
 pub mod select;
+pub mod shadow;
 pub mod snapshot;
 
 pub use crate::decide::bypass::{Flip, nearest_flip};
 pub use crate::decide::cost::Cost;
 pub use crate::decide::eligibility::Ineligible;
 pub use crate::decide::policy::{Policy, Rule};
-pub use crate::decide::reason::{Because, Check, NoRoute};
+pub use crate::decide::prerequisite::Prerequisite;
+pub use crate::decide::reason::{Because, Check, Checked, NoRoute};
 pub use crate::decide::select::{Pick, Purpose};
 pub use crate::decide::snapshot::{Ask, Candidate, Snapshot};
 
@@ -24,6 +27,7 @@ use crate::decide::eligibility::{Allowed, check};
 use crate::decide::policy::OnNoPrefill;
 use crate::decide::select::{Terms, select};
 use crate::decide::snapshot::{Affinity, AskKind, LocalPrefill, Serves, Subset};
+use crate::names::Endpoint;
 use crate::units::{Blocks, Tokens};
 use smallvec::SmallVec;
 
@@ -123,52 +127,105 @@ impl Decision {
 /// [`NoRoute`] when no pod may take the request; it names what is missing.
 pub fn decide(ask: &Ask, snapshot: &Snapshot, policy: &Policy) -> Result<Decision, NoRoute> {
     let (rule_index, rule) = policy.rule_for(ask);
-    let terms = Terms::new(ask, policy, rule);
+    let terms = Terms::new(ask, snapshot, policy, rule)?;
     let considered = consider(ask, snapshot, &terms);
-    let decided = |route, because, checks| Decision {
+    if considered.decode.is_none() {
+        return Err(no_destination(ask, snapshot, &terms));
+    }
+    let Conclusion {
+        decode,
+        prefill,
+        because,
+        checks,
+    } = conclude(ask, rule, &considered, terms.pin(Purpose::Prefill))?;
+    let route = match prefill {
+        Some(prefill) => Route::Remote {
+            prefill: *prefill,
+            decode: *decode,
+        },
+        None if because == Because::SamePod => Route::Local {
+            decode: terms.pick(ask, &decode.candidate, Purpose::PrefillAndDecode),
+        },
+        None => Route::Local { decode: *decode },
+    };
+    Ok(Decision {
         route,
         because,
         rule: rule_index,
         checks,
         prompt_tokens: ask.prompt_tokens,
         considered,
-    };
+    })
+}
 
-    let Some(decode) = considered.decode else {
-        return Err(no_destination(ask, snapshot, &terms));
-    };
-    if ask.kind == AskKind::PassThrough {
-        let route = Route::Local { decode };
-        return Ok(decided(route, Because::NotGeneration, Checks::new()));
+/// A route by the picks it takes, and why.
+#[derive(Debug)]
+struct Conclusion<'a> {
+    decode: &'a Pick,
+    prefill: Option<&'a Pick>,
+    because: Because,
+    checks: Checks,
+}
+
+impl<'a> Conclusion<'a> {
+    fn local(decode: &'a Pick, because: Because) -> Conclusion<'a> {
+        Conclusion {
+            decode,
+            prefill: None,
+            because,
+            checks: Checks::new(),
+        }
     }
-    let prefill_pin = terms.pin(ask, Purpose::Prefill);
-    let Some(prefill) = considered.prefill else {
-        return match (prefill_pin, rule.on_no_prefill, considered.local) {
+}
+
+/// What follows from the three selections under `rule`; `prefill_pin` is the prefill pod that the
+/// client insists on.
+fn conclude<'a>(
+    ask: &Ask,
+    rule: &Rule,
+    considered: &'a Considered,
+    prefill_pin: Option<Endpoint>,
+) -> Result<Conclusion<'a>, NoRoute> {
+    let decode = considered.decode.as_ref().ok_or(NoRoute::NoDecodePod)?;
+    if ask.kind == AskKind::PassThrough {
+        return Ok(Conclusion::local(decode, Because::NotGeneration));
+    }
+    let local = considered.local.as_ref();
+    let Some(prefill) = &considered.prefill else {
+        return match (prefill_pin, rule.on_no_prefill, local) {
             (Some(pin), _, _) => Err(NoRoute::PinnedPodUnavailable(pin)),
             (None, OnNoPrefill::Fail, _) => Err(NoRoute::NoPrefillPod),
             (None, OnNoPrefill::Local, None) => Err(NoRoute::NoPodCanPrefill),
             (None, OnNoPrefill::Local, Some(decode)) => {
-                let route = Route::Local { decode };
-                Ok(decided(route, Because::NoPrefillPod, Checks::new()))
+                Ok(Conclusion::local(decode, Because::NoPrefillPod))
             }
         };
     };
     if prefill.candidate.pod == decode.candidate.pod {
-        let decode = terms.pick(ask, &decode.candidate, Purpose::PrefillAndDecode);
-        let route = Route::Local { decode };
-        return Ok(decided(route, Because::SamePod, Checks::new()));
+        return Ok(Conclusion::local(decode, Because::SamePod));
     }
-    let remote = Route::Remote { prefill, decode };
-    if prefill_pin.is_some() {
-        return Ok(decided(remote, Because::PrefillPinned, Checks::new()));
-    }
-    let local = considered.local.as_ref();
-    let judgement = bypass::judge(ask.prompt_tokens, local, &prefill, rule);
-    let route = match considered.local {
-        Some(decode) if judgement.because.is_bypass() => Route::Local { decode },
-        _ => remote,
+    let remote = |because, checks| Conclusion {
+        decode,
+        prefill: Some(prefill),
+        because,
+        checks,
     };
-    Ok(decided(route, judgement.because, judgement.checks))
+    if prefill_pin.is_some() {
+        return Ok(remote(Because::PrefillPinned, Checks::new()));
+    }
+    let judgement = bypass::judge(
+        ask.prompt_tokens,
+        local,
+        prefill,
+        (rule.bypass, &rule.gate),
+    );
+    Ok(match local {
+        Some(decode) if judgement.because.is_bypass() => Conclusion {
+            checks: judgement.checks,
+            ..Conclusion::local(decode, judgement.because)
+        },
+        _ => remote(judgement.because, judgement.checks),
+    })
 }
 
 /// The three selections. Where one pod is the best for both halves of a remote route and its engine
@@ -206,7 +263,7 @@ fn no_destination(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> NoRoute 
     if !pods.is_empty() && pods.iter().all(|pod| pod.serves == Serves::NotThisModel) {
         return NoRoute::UnknownModel;
     }
-    if let Some(pin) = terms.pin(ask, Purpose::DecodeOnly) {
+    if let Some(pin) = terms.pin(Purpose::DecodeOnly) {
         return NoRoute::PinnedPodUnavailable(pin);
     }
     if let Affinity::Hard(session) = ask.affinity

@@ -4,7 +4,9 @@
 //! Never here: sentences for people (see `telemetry`), thresholds.
 //! Invariant: every branch of the kernel that leads to another outcome has its own word.
 
+use crate::decide::snapshot::Pin;
 use crate::names::Endpoint;
+use std::net::IpAddr;
 
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[doc = $vdoc:literal])+ $variant:ident => $word:literal,)+ }) => {
@@ -91,6 +93,16 @@ words! {
 }
 
 impl Because {
+    /// `local` or `remote`: every reason belongs to one route.
+    #[must_use]
+    pub fn route(self) -> &'static str {
+        match self {
+            Because::NoPrefillPod | Because::SamePod | Because::NotGeneration => "local",
+            bypass if bypass.is_bypass() => "local",
+            _ => "remote",
+        }
+    }
+
     /// Whether this is a bypass: local by policy although a prefill pod was available.
     #[must_use]
     pub fn is_bypass(self) -> bool {
@@ -125,6 +137,12 @@ pub enum NoRoute {
     /// The pod that the request insists on cannot be used.
     #[error("the pinned pod {0} is not eligible")]
     PinnedPodUnavailable(Endpoint),
+    /// There is no such pod.
+    #[error("the pinned pod {0} is not among the pods")]
+    PinnedPodUnknown(Pin),
+    /// Several pods are meant.
+    #[error("several endpoints at the pinned address {0}; name one with its port")]
+    PinNeedsPort(IpAddr),
 }
 
 impl NoRoute {
@@ -138,8 +156,22 @@ impl NoRoute {
             NoRoute::NoPrefillPod => "no_prefill_pod",
             NoRoute::NoPodCanPrefill => "no_pod_can_prefill",
             NoRoute::PinnedPodUnavailable(_) => "pinned_pod_unavailable",
+            NoRoute::PinnedPodUnknown(_) => "pinned_pod_unknown",
+            NoRoute::PinNeedsPort(_) => "pin_needs_port",
         }
     }
+
+    /// Every word, in order.
+    pub const WORDS: &'static [&'static str] = &[
+        "unknown_model",
+        "no_pod_in_subset",
+        "no_decode_pod",
+        "no_prefill_pod",
+        "no_pod_can_prefill",
+        "pinned_pod_unavailable",
+        "pinned_pod_unknown",
+        "pin_needs_port",
+    ];
 }
 
 /// One comparison the kernel made, with its numbers.
@@ -153,6 +185,20 @@ pub struct Check {
     pub threshold: f64,
     /// Whether the comparison speaks for a bypass.
     pub allows_bypass: bool,
+}
+
+impl Checked {
+    /// The policy's key for the threshold.
+    #[must_use]
+    pub fn setting(self) -> &'static str {
+        match self {
+            Checked::NetNewTokens => "effectiveIslThreshold",
+            Checked::NetNewShare => "effectiveIslRatioThreshold",
+            Checked::PromptTokens => "coldBypassBelow",
+            Checked::PrefillBusy => "prefillBusyThreshold",
+            Checked::DecodeBusy => "decodeBusyThreshold",
+        }
+    }
 }
 
 words! {

@@ -8,7 +8,8 @@
 use crate::decide::cost::{Cost, Priced, credited_tokens, price};
 use crate::decide::eligibility::{Allowed, Ineligible, check};
 use crate::decide::policy::{Bypass, ClientPins, Policy, Rule, Scoring, TierCredit};
-use crate::decide::snapshot::{Affinity, Ask, Candidate, Snapshot};
+use crate::decide::reason::NoRoute;
+use crate::decide::snapshot::{Affinity, Ask, AskKind, Candidate, Pin, Role, Snapshot};
 use crate::names::{Endpoint, PodId};
 use crate::units::{Ratio, Tokens};
 use smallvec::SmallVec;
@@ -38,6 +39,14 @@ pub struct Pick {
     pub cost: Cost,
 }
 
+impl Pick {
+    /// Counts cached tokens anew.
+    pub(super) fn credit(&mut self, prompt: Tokens, scoring: &Scoring, credit: TierCredit) {
+        self.cached_tokens = credited_tokens(&self.candidate, prompt, scoring, credit);
+        self.net_new_tokens = prompt.saturating_sub(self.cached_tokens);
+    }
+}
+
 /// What the selections of one decision have in common.
 #[derive(Clone, Debug)]
 pub struct Terms<'a> {
@@ -47,8 +56,10 @@ pub struct Terms<'a> {
     pub decode_affinity: DecodeAffinity,
     /// How slower tiers count in net-new tokens.
     pub tier_credit: TierCredit,
-    /// Whether the request's pins count.
-    pub pins: ClientPins,
+    /// The decode pod that the client insists on, if it may.
+    pub decode_pin: Option<Endpoint>,
+    /// The prefill pod that the client insists on, if it may.
+    pub prefill_pin: Option<Endpoint>,
     /// The request's subset.
     pub allowed: Allowed<'a>,
     /// A pod that does one half of a remote route and cannot do the other.
@@ -64,30 +75,53 @@ pub enum DecodeAffinity {
     LoadOnly,
 }
 
+impl DecodeAffinity {
+    /// What `rule` asks for.
+    #[must_use]
+    pub fn of(rule: &Rule) -> DecodeAffinity {
+        match rule.bypass {
+            Bypass::Never => DecodeAffinity::LoadOnly,
+            _ => DecodeAffinity::Cache,
+        }
+    }
+}
+
 impl<'a> Terms<'a> {
     /// The terms under which `policy` and its `rule` look at `ask`.
-    #[must_use]
-    pub fn new(ask: &'a Ask, policy: &Policy, rule: &Rule) -> Terms<'a> {
-        Terms {
+    ///
+    /// # Errors
+    ///
+    /// When a pin that counts names no pod, or several.
+    pub fn new(
+        ask: &'a Ask,
+        snapshot: &Snapshot,
+        policy: &Policy,
+        rule: &Rule,
+    ) -> Result<Terms<'a>, NoRoute> {
+        let pin = |pin: Option<Pin>, purpose| match (policy.client_pins, pin) {
+            (ClientPins::Ignore, _) | (ClientPins::Honor, None) => Ok(None),
+            (ClientPins::Honor, Some(pin)) => resolve(pin, ask, snapshot, purpose).map(Some),
+        };
+        Ok(Terms {
             scoring: policy.scoring,
-            decode_affinity: match rule.bypass {
-                Bypass::Never => DecodeAffinity::LoadOnly,
-                _ => DecodeAffinity::Cache,
-            },
+            decode_affinity: DecodeAffinity::of(rule),
             tier_credit: rule.bypass.tier_credit(),
-            pins: policy.client_pins,
+            decode_pin: pin(ask.decode_pin, Purpose::DecodeOnly)?,
+            prefill_pin: match ask.kind {
+                AskKind::Generate => pin(ask.prefill_pin, Purpose::Prefill)?,
+                AskKind::PassThrough => None,
+            },
             allowed: Allowed::new(&ask.subset),
             taken: None,
-        }
+        })
     }
 
     /// The pod that the client insists on for `purpose`, if it may.
     #[must_use]
-    pub fn pin(&self, ask: &Ask, purpose: Purpose) -> Option<Endpoint> {
-        match (self.pins, purpose) {
-            (ClientPins::Ignore, _) => None,
-            (ClientPins::Honor, Purpose::Prefill) => ask.prefill_pin,
-            (ClientPins::Honor, Purpose::PrefillAndDecode | Purpose::DecodeOnly) => ask.decode_pin,
+    pub fn pin(&self, purpose: Purpose) -> Option<Endpoint> {
+        match purpose {
+            Purpose::Prefill => self.prefill_pin,
+            Purpose::PrefillAndDecode | Purpose::DecodeOnly => self.decode_pin,
         }
     }
 
@@ -116,6 +150,38 @@ impl<'a> Terms<'a> {
         }
         scoring
     }
+}
+
+/// The endpoint that a pin means. Of several at one address the session's is meant.
+fn resolve(
+    pin: Pin,
+    ask: &Ask,
+    snapshot: &Snapshot,
+    purpose: Purpose,
+) -> Result<Endpoint, NoRoute> {
+    let pods = &snapshot.candidates;
+    let ip = match pin {
+        Pin::Endpoint(endpoint) if pods.iter().any(|pod| pod.endpoint == endpoint) => {
+            return Ok(endpoint);
+        }
+        Pin::Endpoint(_) => return Err(NoRoute::PinnedPodUnknown(pin)),
+        Pin::Address(ip) => ip,
+    };
+    let (session, fits): (_, fn(Role) -> bool) = match purpose {
+        Purpose::Prefill => (ask.prefill_affinity, Role::prefills),
+        Purpose::PrefillAndDecode | Purpose::DecodeOnly => (ask.affinity.pod(), Role::decodes),
+    };
+    let mut there = pods
+        .iter()
+        .filter(|pod| pod.endpoint.0.ip() == ip && fits(pod.role));
+    let first = there.next().ok_or(NoRoute::PinnedPodUnknown(pin))?;
+    if there.next().is_none() || session == Some(first.pod) {
+        return Ok(first.endpoint);
+    }
+    pods.iter()
+        .find(|pod| Some(pod.pod) == session && pod.endpoint.0.ip() == ip && fits(pod.role))
+        .map(|pod| pod.endpoint)
+        .ok_or(NoRoute::PinNeedsPort(ip))
 }
 
 /// The pod to use for `purpose`: the cheapest eligible one, or one drawn by cost when the policy has
@@ -194,17 +260,21 @@ impl Limit {
     /// A pin beats the session. A soft session limits only while its pod is eligible, a hard one
     /// while its pod exists.
     fn new(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpose) -> Limit {
-        if let Some(endpoint) = terms.pin(ask, purpose) {
+        if let Some(endpoint) = terms.pin(purpose) {
             return Limit::Pinned(endpoint);
         }
         let find = |pod: PodId| snapshot.candidates.iter().find(|known| known.pod == pod);
-        match (purpose, ask.affinity) {
-            (Purpose::Prefill, _) | (_, Affinity::None) => Limit::None,
-            (_, Affinity::Soft(pod)) => find(pod)
+        let affinity = match purpose {
+            Purpose::Prefill => ask.prefill_affinity.map_or(Affinity::None, Affinity::Soft),
+            Purpose::PrefillAndDecode | Purpose::DecodeOnly => ask.affinity,
+        };
+        match affinity {
+            Affinity::None => Limit::None,
+            Affinity::Soft(pod) => find(pod)
                 .filter(|known| check(known, &terms.allowed, purpose).is_ok())
                 .filter(|known| terms.taken != Some(known.pod))
                 .map_or(Limit::None, |known| Limit::Session(known.pod)),
-            (_, Affinity::Hard(pod)) => {
+            Affinity::Hard(pod) => {
                 find(pod).map_or(Limit::None, |known| Limit::Session(known.pod))
             }
         }

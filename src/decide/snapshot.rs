@@ -27,11 +27,13 @@ pub struct Ask {
     /// The endpoints the data plane allows.
     pub subset: Subset,
     /// The decode pod the client insists on.
-    pub decode_pin: Option<Endpoint>,
+    pub decode_pin: Option<Pin>,
     /// The prefill pod the client insists on.
-    pub prefill_pin: Option<Endpoint>,
+    pub prefill_pin: Option<Pin>,
     /// The decode pod that served this session before.
     pub affinity: Affinity,
+    /// The pod that prefilled for this session before; preferred while it is eligible.
+    pub prefill_affinity: Option<PodId>,
     /// A uniformly drawn number, for ties and sampling.
     pub draw: u64,
 }
@@ -109,6 +111,31 @@ impl SubsetEntry {
     }
 }
 
+/// A pod that a client insists on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// Exactly this endpoint.
+    Endpoint(Endpoint),
+    /// The only endpoint of the wanted role at this address, or the session's among several (a
+    /// data-parallel rank is an endpoint of its own).
+    Address(IpAddr),
+}
+
+impl From<Endpoint> for Pin {
+    fn from(endpoint: Endpoint) -> Self {
+        Pin::Endpoint(endpoint)
+    }
+}
+
+impl std::fmt::Display for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Pin::Endpoint(endpoint) => endpoint.fmt(f),
+            Pin::Address(ip) => ip.fmt(f),
+        }
+    }
+}
+
 /// What session affinity says about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Affinity {
@@ -119,6 +146,17 @@ pub enum Affinity {
     Soft(PodId),
     /// Only this pod.
     Hard(PodId),
+}
+
+impl Affinity {
+    /// The pod of the session's last turn, if there is one.
+    #[must_use]
+    pub fn pod(self) -> Option<PodId> {
+        match self {
+            Affinity::None => None,
+            Affinity::Soft(pod) | Affinity::Hard(pod) => Some(pod),
+        }
+    }
 }
 
 /// All pods with their numbers, taken at one instant.
@@ -206,6 +244,19 @@ pub enum Availability {
     Draining,
     /// Does not answer.
     Unreachable,
+}
+
+impl Availability {
+    /// The word used in metrics and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Availability::Ready => "ready",
+            Availability::NotReady => "not_ready",
+            Availability::Draining => "draining",
+            Availability::Unreachable => "unreachable",
+        }
+    }
 }
 
 /// Whether a pod serves what the request names.
@@ -322,6 +373,18 @@ pub enum CapacitySource {
     Configured,
     /// A built-in assumption.
     Assumed,
+}
+
+impl CapacitySource {
+    /// The word used in policies and output.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CapacitySource::Reported => "Reported",
+            CapacitySource::Configured => "Configured",
+            CapacitySource::Assumed => "Assumed",
+        }
+    }
 }
 
 /// What an engine says of itself.

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
+use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status, Streaming};
@@ -112,7 +113,7 @@ pub async fn serve<P: PickPods>(
     drained
 }
 
-/// Serves gRPC health alone, in plaintext, for probes: the same names as on the gateways' port.
+/// Serves gRPC health, in plaintext, for probes: the same names as on the gateways' port.
 /// `draining` turns readiness off; `shutdown` ends it.
 pub async fn serve_health<P: PickPods>(
     listener: TcpListener,
@@ -120,8 +121,19 @@ pub async fn serve_health<P: PickPods>(
     draining: watch::Receiver<bool>,
     shutdown: impl Future<Output = ()>,
 ) {
+    serve_health_and(listener, picker, draining, Routes::default(), shutdown).await;
+}
+
+/// Serves gRPC health and, beside it, `further` services.
+pub async fn serve_health_and<P: PickPods>(
+    listener: TcpListener,
+    picker: Arc<P>,
+    draining: watch::Receiver<bool>,
+    further: Routes,
+    shutdown: impl Future<Output = ()>,
+) {
     let served = Server::builder()
-        .add_service(health::service(picker, draining))
+        .add_routes(further.add_service(health::service(picker, draining)))
         .serve_with_incoming_shutdown(TcpIncoming::from(listener), shutdown)
         .await;
     if let Err(error) = served {

@@ -8,6 +8,7 @@
 //! Format: Prometheus text exposition 0.0.4, of which OpenMetrics text differs only in lines that are
 //! skipped here.
 
+use crate::decide::prerequisite::PrefixCaching;
 use crate::fleet::status::Reported;
 use crate::units::{BlockSize, Blocks, Ratio};
 
@@ -53,6 +54,9 @@ const SAMPLES: [(&str, Says); 15] = [
     ("trtllm_kv_cache_utilization", Says::KvUsage),
     ("trtllm_kv_cache_tokens_per_block", Says::BlockSize),
 ];
+
+/// The label of vLLM's cache config that says whether prefixes are kept: `True`, `False` or `None`.
+const PREFIX_CACHING: &str = "enable_prefix_caching";
 
 /// Reads the samples that decisions use out of `text`.
 ///
@@ -158,6 +162,7 @@ struct Sums {
     kv_blocks: Sum,
     cache_tokens: Sum,
     block_size: Option<BlockSize>,
+    prefix_caching: PrefixCaching,
 }
 
 /// A sum of numbers that are finite and at least 0.
@@ -200,6 +205,11 @@ impl Sums {
                 if let Some(blocks) = sample.number(blocks) {
                     self.kv_blocks.add(blocks);
                 }
+                match sample.label(PREFIX_CACHING) {
+                    Some("True") => self.prefix_caching = PrefixCaching::On,
+                    Some("False") => self.prefix_caching = PrefixCaching::Off,
+                    _ => {}
+                }
             }
         }
     }
@@ -225,6 +235,7 @@ impl Sums {
                 .filter(|blocks| *blocks != 0)
                 .map(Blocks),
             block_size: self.block_size,
+            prefix_caching: self.prefix_caching,
         }
     }
 }

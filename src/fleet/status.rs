@@ -5,6 +5,7 @@
 //! Invariant: no locks. Every cell is valid by itself; a reader may see the counts of one scrape beside
 //! the usage of the next, which a decision could have seen a moment later anyway.
 
+use crate::decide::prerequisite::PrefixCaching;
 use crate::decide::snapshot::{Availability, EngineReport};
 use crate::units::{BlockSize, Blocks, Ratio};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -29,6 +30,8 @@ pub struct Reported {
     pub kv_blocks: Option<Blocks>,
     /// Tokens per KV block.
     pub block_size: Option<BlockSize>,
+    /// Whether it keeps the blocks of finished requests.
+    pub prefix_caching: PrefixCaching,
 }
 
 /// What was seen of one incarnation of a pod.
@@ -47,6 +50,8 @@ pub struct Status {
     kv_blocks: AtomicU32,
     /// 0 is unknown.
     block_size: AtomicU32,
+    /// 0 is unknown, 1 is on, 2 is off.
+    prefix_caching: AtomicU8,
     epoch: Instant,
 }
 
@@ -60,6 +65,7 @@ impl Status {
             kv_usage: AtomicU64::new(0),
             kv_blocks: AtomicU32::new(0),
             block_size: AtomicU32::new(0),
+            prefix_caching: AtomicU8::new(0),
             // tokio's clock, so that a paused one in a test is paused here too.
             epoch: tokio::time::Instant::now().into_std(),
         }
@@ -112,6 +118,11 @@ impl Status {
         }
         if let Some(size) = reported.block_size {
             self.block_size.store(size.get(), Ordering::Relaxed);
+        }
+        match reported.prefix_caching {
+            PrefixCaching::Unknown => {}
+            PrefixCaching::On => self.prefix_caching.store(1, Ordering::Relaxed),
+            PrefixCaching::Off => self.prefix_caching.store(2, Ordering::Relaxed),
         }
         let (Some(running), Some(kv_usage)) = (reported.running, reported.kv_usage) else {
             return;
@@ -168,6 +179,16 @@ impl Status {
     #[must_use]
     pub fn block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.block_size.load(Ordering::Relaxed))
+    }
+
+    /// Whether the engine keeps the blocks of finished requests, as it said last.
+    #[must_use]
+    pub fn prefix_caching(&self) -> PrefixCaching {
+        match self.prefix_caching.load(Ordering::Relaxed) {
+            1 => PrefixCaching::On,
+            2 => PrefixCaching::Off,
+            _ => PrefixCaching::Unknown,
+        }
     }
 
     fn stamp(&self, now: Instant) -> u64 {

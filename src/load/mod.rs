@@ -25,7 +25,7 @@ use crate::decide::snapshot::PodLoad;
 use crate::decide::{Decision, Route};
 use crate::load::booking::{DecodeCharge, PrefillCharge};
 use crate::load::pods::Pods;
-use crate::load::sessions::{SessionKey, Sessions};
+use crate::load::sessions::{SessionKey, SessionPods, Sessions};
 use crate::names::{PodId, SessionId};
 use crate::units::{BlockSize, Blocks, Tokens};
 use parking_lot::Mutex;
@@ -64,6 +64,7 @@ pub struct Admission<'a> {
 pub struct Loads<'a> {
     pods: &'a Pods,
     session_pod: Option<PodId>,
+    session_prefill_pod: Option<PodId>,
 }
 
 impl Default for Ledger {
@@ -102,13 +103,9 @@ impl Ledger {
         let session = admission
             .session
             .map(|(name, ttl)| (books.sessions.key(name), ttl));
+        let before = session.and_then(|(key, _)| books.sessions.pods(key, admission.now));
         books.pods.mark_shared(admission.chains);
-        let decision = decide(&Loads {
-            pods: &books.pods,
-            session_pod: session
-                .and_then(|(key, _)| books.sessions.pod(key, admission.now))
-                .filter(|pod| !books.pods.is_forgotten(*pod)),
-        })?;
+        let decision = decide(&Loads::new(&books.pods, before))?;
 
         let (mut decode, prefill) = charges(&decision, admission.chains);
         books.pods.charge_decode(&mut decode);
@@ -118,10 +115,31 @@ impl Ledger {
         if let Some((key, ttl)) = session {
             // A time to live beyond what the clock can express expires at once rather than panics.
             let expires = admission.now.checked_add(ttl).unwrap_or(admission.now);
-            books.sessions.record(key, decode.pod, expires);
+            let pods = SessionPods {
+                decode: decode.pod,
+                prefill: prefill
+                    .map(|charge| charge.pod)
+                    .or_else(|| before.and_then(|before| before.prefill)),
+            };
+            books.sessions.record(key, pods, expires);
         }
         let booking = Booking::new(self.clone(), decode, prefill, session.map(|(key, _)| key));
         Ok((decision, booking))
+    }
+
+    /// Shows what [`Ledger::admit`] would show, and changes nothing.
+    ///
+    /// `look` runs under the ledger's lock: it must be short and must not call the ledger.
+    pub fn preview<T>(&self, admission: Admission<'_>, look: impl FnOnce(&Loads<'_>) -> T) -> T {
+        let mut guard = self.books.lock();
+        let books = &mut *guard;
+        let before = admission.session.and_then(|(name, _)| {
+            let key = books.sessions.key(name);
+            books.sessions.pods(key, admission.now)
+        });
+        // Room that every admission writes anew before it reads it.
+        books.pods.mark_shared(admission.chains);
+        look(&Loads::new(&books.pods, before))
     }
 
     /// What `pod` is charged now; nothing for a pod that is not known. `shared_blocks` is zero, for
@@ -169,7 +187,16 @@ impl Ledger {
     }
 }
 
-impl Loads<'_> {
+impl<'a> Loads<'a> {
+    fn new(pods: &'a Pods, session: Option<SessionPods>) -> Loads<'a> {
+        let known = |pod: &PodId| !pods.is_forgotten(*pod);
+        Loads {
+            pods,
+            session_pod: session.map(|pods| pods.decode).filter(known),
+            session_prefill_pod: session.and_then(|pods| pods.prefill).filter(known),
+        }
+    }
+
     /// What `pod` is charged, and how many leading blocks of this request run there already.
     #[must_use]
     pub fn of(&self, pod: PodId) -> PodLoad {
@@ -183,6 +210,12 @@ impl Loads<'_> {
     #[must_use]
     pub fn session_pod(&self) -> Option<PodId> {
         self.session_pod
+    }
+
+    /// The pod that prefilled for this session last, under the same conditions.
+    #[must_use]
+    pub fn session_prefill_pod(&self) -> Option<PodId> {
+        self.session_prefill_pod
     }
 }
 

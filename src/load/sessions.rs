@@ -1,4 +1,4 @@
-//! Which pod each session was sent to last.
+//! Which pods each session was sent to last.
 //!
 //! Lives here: a bounded table with a time to live per entry.
 //! Never here: session names (only a keyed hash of them is kept), locks, clocks.
@@ -26,8 +26,17 @@ pub(super) struct Sessions {
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    pod: PodId,
+    pods: SessionPods,
     expires: Instant,
+}
+
+/// The pods of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SessionPods {
+    /// The pod that decoded its last turn.
+    pub(super) decode: PodId,
+    /// The pod that prefilled its last turn that was prefilled remotely.
+    pub(super) prefill: Option<PodId>,
 }
 
 impl Sessions {
@@ -48,20 +57,20 @@ impl Sessions {
         self.entries.len()
     }
 
-    pub(super) fn pod(&self, key: SessionKey, now: Instant) -> Option<PodId> {
+    pub(super) fn pods(&self, key: SessionKey, now: Instant) -> Option<SessionPods> {
         self.entries
             .get(&key)
             .filter(|entry| now < entry.expires)
-            .map(|entry| entry.pod)
+            .map(|entry| entry.pods)
     }
 
-    /// Remembers `pod` for the session until `expires`. When the table is full, the entry that would
+    /// Remembers `pods` for the session until `expires`. When the table is full, the entry that would
     /// expire first makes room.
-    pub(super) fn record(&mut self, key: SessionKey, pod: PodId, expires: Instant) {
+    pub(super) fn record(&mut self, key: SessionKey, pods: SessionPods, expires: Instant) {
         if self.limit == 0 {
             return;
         }
-        if let Some(old) = self.entries.insert(key, Entry { pod, expires }) {
+        if let Some(old) = self.entries.insert(key, Entry { pods, expires }) {
             self.order.remove(&(old.expires, key));
         }
         self.order.insert((expires, key));
@@ -75,9 +84,9 @@ impl Sessions {
     /// Moves the session to `to` if it is still on `from`.
     pub(super) fn rebind(&mut self, key: SessionKey, from: PodId, to: PodId) {
         if let Some(entry) = self.entries.get_mut(&key)
-            && entry.pod == from
+            && entry.pods.decode == from
         {
-            entry.pod = to;
+            entry.pods.decode = to;
         }
     }
 

@@ -5,8 +5,8 @@
 //! Invariant: nothing that leaves here holds prompt text; what the client names is kept only where
 //! it is bounded or configured.
 
-use crate::decide::policy::SessionAffinity;
-use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted};
+use crate::decide::policy::{ClientPins, SessionAffinity};
+use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted, Pin};
 use crate::names::{Endpoint, ModelName, PodId, SessionId};
 use crate::pick::{Chains, Head, Refusal};
 use crate::prompt::{self, Api, Encoder};
@@ -64,14 +64,11 @@ impl Understood {
     }
 
     /// What the kernel is asked. Affinity is filled in under the ledger's lock.
-    pub(super) fn ask(&self, head: &Head, draw: u64) -> Ask {
-        let pin = |name| {
-            head.headers
-                .get(name)
-                .and_then(|value| value.trim().parse().ok())
-                .map(Endpoint)
-        };
-        Ask {
+    ///
+    /// # Errors
+    /// When `pins` count and one of them is no address.
+    pub(super) fn ask(&self, head: &Head, pins: ClientPins, draw: u64) -> Result<Ask, Refusal> {
+        Ok(Ask {
             kind: self.kind,
             model: self.model.clone(),
             policy_class: head
@@ -88,11 +85,31 @@ impl Understood {
             prompt_tokens: self.tokens,
             counted: self.counted,
             subset: head.subset.clone(),
-            decode_pin: pin(DECODE_PIN),
-            prefill_pin: pin(PREFILL_PIN),
+            decode_pin: pin(head, DECODE_PIN, pins)?,
+            prefill_pin: pin(head, PREFILL_PIN, pins)?,
             affinity: Affinity::None,
+            prefill_affinity: None,
             draw,
-        }
+        })
+    }
+}
+
+/// The pod that the client names in header `name`. A pin that counts and cannot be read is a fault of
+/// the request: to go on without it would send the request where the client did not want it.
+fn pin(head: &Head, name: &'static str, pins: ClientPins) -> Result<Option<Pin>, Refusal> {
+    let Some(text) = head.headers.get(name) else {
+        return Ok(None);
+    };
+    let text = text.trim();
+    let endpoint = text.parse().map(|address| Pin::Endpoint(Endpoint(address)));
+    match (endpoint.or_else(|_| text.parse().map(Pin::Address)), pins) {
+        (Ok(pin), _) => Ok(Some(pin)),
+        (Err(_), ClientPins::Ignore) => Ok(None),
+        (Err(_), ClientPins::Honor) => Err(Refusal::new(
+            400,
+            "invalid_pin",
+            format!("{name}: expected an address, ip:port or ip"),
+        )),
     }
 }
 

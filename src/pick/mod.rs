@@ -6,34 +6,39 @@
 
 mod ask;
 mod draws;
+mod explain;
 pub mod flight;
 pub mod head;
+mod question;
 pub mod refusal;
 mod status;
 pub mod usage;
 
+pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
 pub use head::{Head, Headers};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicySummary};
+pub use status::{PodStatus, PolicyCondition, PolicySummary};
 
 use crate::blocks::BlockChain;
-use crate::decide::policy::{Policy, SessionAffinity};
+use crate::decide::policy::Policy;
 use crate::decide::reason::{Because, NoRoute};
 use crate::decide::snapshot::Counted;
-use crate::decide::{Decision, decide};
-use crate::load::{Admission, Booking, Ledger};
-use crate::names::{ModelName, SessionId};
+use crate::decide::{Decision, nearest_flip};
+use crate::load::{Booking, Ledger};
+use crate::names::ModelName;
 use crate::observe::{Observation, Observer};
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
+use crate::pick::question::Question;
 use crate::pick::usage::Tail;
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
 use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
+use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -52,6 +57,27 @@ pub struct InForce {
     pub policy: Policy,
     /// How engines are told.
     pub dialect: Dialect,
+}
+
+/// The policy in the shadow of the one in force.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum InShadow {
+    /// None.
+    #[default]
+    Nothing,
+    /// One of this name or from this file, which could not be had.
+    Unresolved(Arc<str>),
+    /// This one: its opinion of each request is recorded, and never obeyed.
+    Policy(Policy),
+}
+
+impl InShadow {
+    fn policy(&self) -> Option<&Policy> {
+        match self {
+            InShadow::Policy(policy) => Some(policy),
+            InShadow::Nothing | InShadow::Unresolved(_) => None,
+        }
+    }
 }
 
 /// What a picker is made of.
@@ -80,6 +106,9 @@ pub struct Picker {
     observer: Observer,
     ledger: Ledger,
     in_force: ArcSwap<InForce>,
+    /// How the policy stands, for whoever asks; nothing that a decision reads.
+    conditions: ArcSwap<Vec<PolicyCondition>>,
+    in_shadow: ArcSwap<InShadow>,
     metrics: Metrics,
     tracing: Tracing,
     journal: Journal,
@@ -110,6 +139,8 @@ impl Picker {
             observer: parts.observer,
             ledger: parts.ledger,
             in_force: ArcSwap::from_pointee(parts.in_force),
+            conditions: ArcSwap::default(),
+            in_shadow: ArcSwap::default(),
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
@@ -151,16 +182,17 @@ impl Picker {
         span: &mut PickSpan,
     ) -> Result<(Plan, Settled), Refusal> {
         let in_force = self.in_force.load_full();
-        let understood = self.understand(head, body, began).await?;
+        let understood = self.understand(head, body).await?;
         let understood_at = Instant::now();
-        let admitted = self.admit(&in_force.policy, head, &understood, span)?;
+        let in_shadow = self.in_shadow.load();
         let Admitted {
             decision,
             booking,
             observation,
             session,
+            shadow,
             stages,
-        } = admitted;
+        } = self.admit((&in_force, &in_shadow), head, &understood, span)?;
 
         let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
@@ -195,6 +227,8 @@ impl Picker {
             candidates: observation.snapshot.candidates.len(),
             times,
             trace_id: span.trace_id().map(|trace| trace.to_string()),
+            flip: nearest_flip(&decision, &in_force.policy),
+            shadow,
         };
         span.decided(&decision, &facts);
         self.metrics.decision(began.elapsed(), span.trace_id());
@@ -213,12 +247,8 @@ impl Picker {
     }
 
     /// Reads the body and turns its prompt into tokens, on a blocking thread when it is long.
-    async fn understand(
-        &self,
-        head: &Head,
-        body: Option<Bytes>,
-        began: Instant,
-    ) -> Result<Understood, Refusal> {
+    async fn understand(&self, head: &Head, body: Option<Bytes>) -> Result<Understood, Refusal> {
+        let began = Instant::now();
         let Some((api, body)) = Api::from_path(&head.path).zip(body) else {
             return Ok(Understood::pass_through());
         };
@@ -241,55 +271,51 @@ impl Picker {
 
     fn admit(
         &self,
-        policy: &Policy,
+        (in_force, in_shadow): (&InForce, &InShadow),
         head: &Head,
         understood: &Understood,
         span: &mut PickSpan,
     ) -> Result<Admitted, Refusal> {
-        let now = Instant::now();
-        let session = session(policy, head, understood);
-        if let Some((session, _)) = &session {
+        let draw = self.draws.next();
+        let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
+        if let Some(session) = question.session() {
             span.turn_of(session.as_str());
         }
         let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self.observer.look(&names, &understood.chains, now);
-        let mut ask = understood.ask(head, self.draws.next());
-        let mut before = None;
-        let mut stages = Times::default();
+        let mut observation = self.observer.look(&names, &understood.chains, question.now);
         let observed_at = Instant::now();
-        stages.observe = observed_at - now;
         let mut decided_at = observed_at;
-        let admission = Admission {
-            chains: &understood.chains,
-            session: session.as_ref().map(|(id, ttl)| (id, *ttl)),
-            now,
-        };
-        let (decision, booking) = self
+        let mut ask = question.ask.clone();
+        let mut opinion = None;
+        let admitted = self
             .ledger
-            .admit(admission, |loads| {
+            .admit(question.admission(&understood.chains), |loads| {
                 observation.with_loads(loads);
-                before = loads.session_pod();
-                ask.affinity = ask::affinity(&policy.session_affinity, before);
-                let result = decide(&ask, &observation.snapshot, policy);
+                Question::bind(&mut ask, question.policy, loads);
+                let (result, shadow) = question.decide(&ask, &observation.snapshot);
+                opinion = shadow;
                 decided_at = Instant::now();
                 result
-            })
-            .map_err(refuse)?;
-        stages.decide = decided_at - observed_at;
-        stages.book = decided_at.elapsed();
-        let session = match (&session, before) {
-            (None, _) => SessionOutcome::None,
-            (Some(_), None) => SessionOutcome::New,
-            (Some(_), Some(pod)) if pod == decision.route.decode().candidate.pod => {
-                SessionOutcome::Kept
-            }
-            (Some(_), Some(_)) => SessionOutcome::Moved,
+            });
+        let stages = Times {
+            observe: observed_at - question.now,
+            decide: decided_at - observed_at,
+            book: decided_at.elapsed(),
+            ..Times::default()
         };
+        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
+            let result = admitted.as_ref().map(|(decision, _)| decision);
+            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
+            self.metrics.shadow(&shadow);
+            shadow
+        });
+        let (decision, booking) = admitted.map_err(refuse)?;
         Ok(Admitted {
+            session: question.session_outcome(&ask, &decision),
             decision,
             booking,
             observation,
-            session,
+            shadow,
             stages,
         })
     }
@@ -364,6 +390,29 @@ impl Picker {
         self.in_force.store(Arc::new(in_force));
     }
 
+    /// Says how the policy stands.
+    pub fn set_conditions(&self, conditions: Vec<PolicyCondition>) {
+        self.conditions.store(Arc::new(conditions));
+    }
+
+    /// Puts a policy in the shadow of the one in force, for requests that are decided from now on.
+    pub fn set_shadow(&self, mut in_shadow: InShadow) {
+        if let (InShadow::Policy(new), InShadow::Policy(old)) =
+            (&mut in_shadow, &**self.in_shadow.load())
+        {
+            new.generation = old.generation + 1;
+        }
+        self.metrics
+            .shadow_unresolved(matches!(in_shadow, InShadow::Unresolved(_)));
+        self.in_shadow.store(Arc::new(in_shadow));
+    }
+
+    /// The policy in the shadow of the one in force.
+    #[must_use]
+    pub fn in_shadow(&self) -> Arc<InShadow> {
+        self.in_shadow.load_full()
+    }
+
     /// The policy in force.
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
@@ -401,12 +450,13 @@ impl Picker {
     }
 }
 
-/// A decision that has been booked.
+/// A request that was decided and booked.
 struct Admitted {
     decision: Decision,
     booking: Booking,
     observation: Observation,
     session: SessionOutcome,
+    shadow: Option<ShadowFacts>,
     stages: Times,
 }
 
@@ -420,19 +470,6 @@ struct Settled {
     counted: Option<u64>,
 }
 
-fn session(policy: &Policy, head: &Head, understood: &Understood) -> Option<(SessionId, Duration)> {
-    let key = match &policy.session_affinity {
-        SessionAffinity::Off => return None,
-        SessionAffinity::Soft(key) | SessionAffinity::Hard(key) => key,
-    };
-    head.headers
-        .get(&key.header)
-        .filter(|value| !value.is_empty())
-        .map(SessionId::from)
-        .or_else(|| understood.session.clone())
-        .map(|id| (id, key.ttl))
-}
-
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the
 /// decode pod reports its own cache; on a remote one engines report the prefill pod's.
 fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
@@ -443,11 +480,18 @@ fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
 fn refuse(cause: NoRoute) -> Refusal {
     let status = match cause {
         NoRoute::UnknownModel => 404,
-        _ => 503,
+        // What the client names does not exist; that is not a matter of time.
+        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
+        NoRoute::NoPodInSubset
+        | NoRoute::NoDecodePod
+        | NoRoute::NoPrefillPod
+        | NoRoute::NoPodCanPrefill
+        | NoRoute::PinnedPodUnavailable(_) => 503,
     };
     let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
     match cause {
         NoRoute::UnknownModel => refusal.with_param(Some("model")),
+        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
         _ => refusal.retry_after(Duration::from_secs(1)),
     }
 }

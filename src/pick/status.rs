@@ -4,8 +4,11 @@
 //! Never here: anything a decision reads.
 //! Invariant: every answer is a copy; no lock is held while it is written out.
 
+use crate::decide::policy::Policy;
+use crate::decide::prerequisite::{PrefixCaching, Prerequisite, missing};
 use crate::decide::snapshot::{Availability, EngineReport, Role};
-use crate::pick::Picker;
+use crate::names::PodId;
+use crate::pick::{InShadow, Picker};
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,6 +42,11 @@ pub struct PodStatus {
     pub running: Option<u32>,
     /// Share of its KV cache that it says is in use.
     pub kv_usage: Option<f64>,
+    /// What the policy in force needs of it and does not get, one word each.
+    pub missing: Vec<Prerequisite>,
+    /// Its identity.
+    #[serde(skip)]
+    pub id: PodId,
 }
 
 /// The policy in force, readable.
@@ -52,6 +60,51 @@ pub struct PolicySummary {
     pub dialect: &'static str,
     /// The rules, in order, as the program understood them.
     pub rules: Vec<String>,
+    /// How the policy stands.
+    pub conditions: Vec<PolicyCondition>,
+    /// The policy in its shadow.
+    pub shadow: ShadowSummary,
+}
+
+/// One thing about how a policy stands, readable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PolicyCondition {
+    /// What it is about.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// True or False, in the words of Kubernetes.
+    pub status: &'static str,
+    /// Why, in a word.
+    pub reason: &'static str,
+    /// Why, for people.
+    pub message: String,
+}
+
+/// The policy in the shadow of the one in force, readable.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum ShadowSummary {
+    /// There is none.
+    Off,
+    /// It cannot be had.
+    Unresolved {
+        /// The name or file that was asked for.
+        name: Arc<str>,
+    },
+    /// It is evaluated.
+    Evaluated {
+        /// Its name.
+        name: Arc<str>,
+        /// Its version.
+        generation: u64,
+        /// Its rules, in order, as the program understood them.
+        rules: Vec<String>,
+    },
+}
+
+fn rules(policy: &Policy) -> Vec<String> {
+    let rules = policy.rules.iter();
+    rules.map(|rule| format!("{rule:?}")).collect()
 }
 
 impl Picker {
@@ -71,6 +124,7 @@ impl Picker {
     pub fn pods(&self) -> Vec<PodStatus> {
         let now = Instant::now();
         let observation = self.observer.look(&[], &[], now);
+        let in_force = self.in_force();
         observation
             .snapshot
             .candidates
@@ -89,7 +143,7 @@ impl Picker {
                     name: observation.name(candidate.pod),
                     endpoint: candidate.endpoint.to_string(),
                     role: candidate.role,
-                    availability: availability(candidate.availability),
+                    availability: candidate.availability.as_str(),
                     kv_source: candidate.kv_source.as_str(),
                     kv_blocks: self.observer.index.blocks(candidate.pod),
                     kv_last_event_age_s: self
@@ -104,6 +158,16 @@ impl Picker {
                     waiting,
                     running,
                     kv_usage,
+                    missing: missing(
+                        candidate,
+                        observation
+                            .view
+                            .get(candidate.pod)
+                            .map_or(PrefixCaching::Unknown, |pod| pod.status().prefix_caching()),
+                        &in_force.policy,
+                    )
+                    .to_vec(),
+                    id: candidate.pod,
                 }
             })
             .collect()
@@ -117,21 +181,19 @@ impl Picker {
             name: Arc::clone(&in_force.policy.name),
             generation: in_force.policy.generation,
             dialect: in_force.dialect.as_str(),
-            rules: in_force
-                .policy
-                .rules
-                .iter()
-                .map(|rule| format!("{rule:?}"))
-                .collect(),
+            conditions: self.conditions.load().to_vec(),
+            rules: rules(&in_force.policy),
+            shadow: match &*self.in_shadow() {
+                InShadow::Nothing => ShadowSummary::Off,
+                InShadow::Unresolved(name) => ShadowSummary::Unresolved {
+                    name: Arc::clone(name),
+                },
+                InShadow::Policy(policy) => ShadowSummary::Evaluated {
+                    name: Arc::clone(&policy.name),
+                    generation: policy.generation,
+                    rules: rules(policy),
+                },
+            },
         }
-    }
-}
-
-fn availability(availability: Availability) -> &'static str {
-    match availability {
-        Availability::Ready => "ready",
-        Availability::NotReady => "not_ready",
-        Availability::Draining => "draining",
-        Availability::Unreachable => "unreachable",
     }
 }

@@ -72,6 +72,12 @@ fields! {
     PREFILL_BUSY_THRESHOLD = "sidestep.check.prefill_busy.threshold": "`prefillBusyThreshold`";
     DECODE_BUSY_VALUE = "sidestep.check.decode_busy.value": "KV blocks in use / capacity of the decode pod, as compared";
     DECODE_BUSY_THRESHOLD = "sidestep.check.decode_busy.threshold": "`decodeBusyThreshold`";
+    FLIP = "sidestep.flip": "the nearest change of one threshold that would have given the other answer";
+    SHADOW_POLICY = "sidestep.shadow.policy": "policy in the shadow of the one in force";
+    SHADOW_ROUTE = "sidestep.shadow.route": "`local`, `remote` or `refused`: what it would have done";
+    SHADOW_BECAUSE = "sidestep.shadow.because": "why, in one word";
+    SHADOW_BYPASS = "sidestep.shadow.bypass": "whether it would have skipped remote prefill";
+    SHADOW_AGREES = "sidestep.shadow.agrees": "whether route and pods are the same as those taken";
     CANDIDATES = "sidestep.candidates": "how many pods were looked at";
     SESSION = "sidestep.session": "`none`, `new`, `kept` (the pod of the last turn) or `moved`";
     ENCODE_TROUBLE = "sidestep.encode.trouble": "why the prompt could not be tokenised exactly";

@@ -6,6 +6,7 @@
 //! Invariant: the number of series is bounded by the configuration and the reason words.
 
 use crate::telemetry::record::Usage;
+use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::TraceId;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
@@ -69,6 +70,14 @@ struct KindLabel {
     kind: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ShadowLabels {
+    route: &'static str,
+    shadow_route: &'static str,
+    because: &'static str,
+    shadow_because: &'static str,
+}
+
 /// The metrics of the process. Clones share their values.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -89,6 +98,9 @@ pub struct Metrics {
     served_elsewhere: Counter,
     reload_failures: Counter,
     generation: Gauge,
+    shadow_decisions: Family<ShadowLabels, Counter>,
+    shadow_would_bypass: Counter,
+    shadow_unresolved: Gauge,
 }
 
 fn stage_histogram() -> Histogram {
@@ -152,6 +164,9 @@ impl Metrics {
             served_elsewhere: Counter::default(),
             reload_failures: Counter::default(),
             generation: Gauge::default(),
+            shadow_decisions: Family::default(),
+            shadow_would_bypass: Counter::default(),
+            shadow_unresolved: Gauge::default(),
         };
         metrics.register();
         metrics
@@ -245,6 +260,21 @@ impl Metrics {
             "Version of the policy in force",
             self.generation.clone(),
         );
+        r.register(
+            "shadow_decisions",
+            "Decisions by what was done and what the policy in the shadow would have done",
+            self.shadow_decisions.clone(),
+        );
+        r.register(
+            "shadow_would_bypass",
+            "Requests that did not skip remote prefill and would have under the policy in the shadow",
+            self.shadow_would_bypass.clone(),
+        );
+        r.register(
+            "shadow_unresolved",
+            "1 while the policy in force names a shadow that cannot be had",
+            self.shadow_unresolved.clone(),
+        );
     }
 
     /// Adds metrics that are read at scrape time.
@@ -283,6 +313,26 @@ impl Metrics {
             })
             .inc();
         self.in_flight.inc();
+    }
+
+    /// Counts what was done beside what the shadow would have done.
+    pub fn shadow(&self, shadow: &ShadowFacts) {
+        self.shadow_decisions
+            .get_or_create(&ShadowLabels {
+                route: shadow.taken.route,
+                shadow_route: shadow.words.route,
+                because: shadow.taken.because,
+                shadow_because: shadow.words.because,
+            })
+            .inc();
+        if shadow.words.bypass && !shadow.taken.bypass {
+            self.shadow_would_bypass.inc();
+        }
+    }
+
+    /// Sets whether the shadow that is asked for cannot be had.
+    pub fn shadow_unresolved(&self, unresolved: bool) {
+        self.shadow_unresolved.set(i64::from(unresolved));
     }
 
     /// Notes how long a stage took.

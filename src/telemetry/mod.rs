@@ -5,9 +5,11 @@
 //! Invariant: no prompt text and no unbounded client text in any output; the words are those of
 //! [`crate::decide::reason`].
 
+pub mod explanation;
 pub mod fields;
 pub mod journal;
 pub mod metrics;
 pub mod record;
+pub mod shadow;
 pub mod throttle;
 pub mod trace;

@@ -5,7 +5,12 @@
 //! Invariant: a record is complete when the decision is made; only its outcome is filled in later.
 
 use crate::decide::reason::{Check, Checked};
-use crate::decide::{Cost, Decision, Pick};
+use crate::decide::{Because, Candidate, Decision, Flip, NoRoute, Pick};
+use crate::telemetry::explanation::{
+    CheckLine, CostLine, Explanation, PodLine, PodName, PolicyName, RequestLine, ShadowVerdict,
+    Standing, Verdict, flip_sentence, operator,
+};
+use crate::telemetry::shadow::ShadowFacts;
 use parking_lot::Mutex;
 use serde::Serialize;
 use std::sync::Arc;
@@ -44,6 +49,10 @@ pub struct Facts {
     pub times: Times,
     /// Trace id, if the request's trace is recorded.
     pub trace_id: Option<String>,
+    /// The nearest change of one threshold that would have given the other answer.
+    pub flip: Option<Flip>,
+    /// What the policy in the shadow would have done.
+    pub shadow: Option<ShadowFacts>,
 }
 
 /// What session affinity did for a request.
@@ -106,13 +115,7 @@ pub struct Usage {
 /// One comparison as an operator reads it, e.g. `net_new 412 < 2048: yes`.
 #[must_use]
 pub fn check_line(check: &Check) -> String {
-    let (operator, holds) = match check.what {
-        Checked::NetNewTokens | Checked::NetNewShare | Checked::PromptTokens => {
-            ("<", check.value < check.threshold)
-        }
-        Checked::PrefillBusy => (">", check.threshold < check.value),
-        Checked::DecodeBusy => ("<=", check.value <= check.threshold),
-    };
+    let operator = operator(check.what);
     let number = |value: f64| match check.what {
         Checked::NetNewTokens | Checked::PromptTokens => format!("{value:.0}"),
         _ => format!("{value:.3}"),
@@ -122,7 +125,7 @@ pub fn check_line(check: &Check) -> String {
         check.what,
         number(check.value),
         number(check.threshold),
-        if holds { "yes" } else { "no" }
+        if check.allows_bypass { "yes" } else { "no" }
     )
 }
 
@@ -136,28 +139,9 @@ pub struct PickRecord {
     requests: u32,
     prefill_tokens: u64,
     decode_blocks: u32,
-    cost: CostRecord,
-}
-
-#[derive(Clone, Debug, Serialize)]
-struct CostRecord {
-    prefill: f64,
-    credit: f64,
-    decode: f64,
-    requests: f64,
-    total: f64,
-}
-
-impl From<&Cost> for CostRecord {
-    fn from(cost: &Cost) -> Self {
-        CostRecord {
-            prefill: cost.prefill,
-            credit: cost.credit,
-            decode: cost.decode,
-            requests: cost.requests,
-            total: cost.total,
-        }
-    }
+    cost: CostLine,
+    #[serde(skip)]
+    candidate: Candidate,
 }
 
 impl From<&Pick> for PickRecord {
@@ -171,6 +155,7 @@ impl From<&Pick> for PickRecord {
             prefill_tokens: pick.candidate.load.prefill_tokens.0,
             decode_blocks: pick.candidate.load.decode_blocks.0,
             cost: (&pick.cost).into(),
+            candidate: pick.candidate,
         }
     }
 }
@@ -183,13 +168,48 @@ struct ConsideredRecord {
     decode: Option<PickRecord>,
 }
 
+/// What the policy in the shadow would have done, readable.
 #[derive(Clone, Debug, Serialize)]
-struct CheckRecord {
-    what: &'static str,
-    value: f64,
-    threshold: f64,
-    allows_bypass: bool,
-    line: String,
+struct ShadowRecord {
+    policy: Arc<str>,
+    generation: u64,
+    rule: usize,
+    route: &'static str,
+    because: &'static str,
+    bypass: bool,
+    agrees: bool,
+    decode: Option<String>,
+    prefill: Option<String>,
+    checks: Vec<CheckLine>,
+    #[serde(skip)]
+    verdict: Result<Because, NoRoute>,
+}
+
+impl From<&ShadowFacts> for ShadowRecord {
+    fn from(facts: &ShadowFacts) -> Self {
+        let course = facts.opinion.verdict.as_ref().ok();
+        let prefill = course.and_then(|course| course.prefill);
+        ShadowRecord {
+            policy: Arc::clone(&facts.policy),
+            generation: facts.generation,
+            rule: facts.opinion.rule,
+            route: facts.words.route,
+            because: facts.words.because,
+            bypass: facts.words.bypass,
+            agrees: facts.agrees,
+            decode: course.map(|course| course.decode.to_string()),
+            prefill: prefill.map(|prefill| prefill.to_string()),
+            checks: course.map_or(Vec::new(), |course| {
+                course.checks.iter().map(Into::into).collect()
+            }),
+            verdict: facts
+                .opinion
+                .verdict
+                .as_ref()
+                .map(|course| course.because)
+                .map_err(|cause| *cause),
+        }
+    }
 }
 
 /// How a request went on after its decision.
@@ -216,6 +236,8 @@ pub struct Record {
     time_ms: u64,
     route: &'static str,
     because: &'static str,
+    #[serde(skip)]
+    reason: Because,
     bypass: bool,
     /// Endpoint that decodes.
     decode: String,
@@ -232,7 +254,10 @@ pub struct Record {
     policy: Arc<str>,
     generation: u64,
     rule: usize,
-    checks: Vec<CheckRecord>,
+    checks: Vec<CheckLine>,
+    /// The nearest change of one threshold that would have given the other answer.
+    flip: Option<String>,
+    shadow: Option<ShadowRecord>,
     considered: ConsideredRecord,
     candidates: usize,
     session: SessionOutcome,
@@ -269,6 +294,7 @@ impl Record {
                 .map_or(0, |since| since.as_millis() as u64),
             route: decision.route.as_str(),
             because: decision.because.as_str(),
+            reason: decision.because,
             bypass: decision.because.is_bypass(),
             decode: decision.route.decode().candidate.endpoint.to_string(),
             decode_pod: facts.decode_pod.clone(),
@@ -286,7 +312,9 @@ impl Record {
             policy: facts.policy.clone(),
             generation: facts.generation,
             rule: decision.rule,
-            checks: decision.checks.iter().map(check_record).collect(),
+            checks: decision.checks.iter().map(Into::into).collect(),
+            flip: facts.flip.as_ref().map(flip_sentence),
+            shadow: facts.shadow.as_ref().map(Into::into),
             considered: ConsideredRecord {
                 local: decision.considered.local.as_ref().map(Into::into),
                 prefill: decision.considered.prefill.as_ref().map(Into::into),
@@ -316,12 +344,97 @@ impl Record {
     }
 }
 
-fn check_record(check: &Check) -> CheckRecord {
-    CheckRecord {
-        what: check.what.as_str(),
-        value: check.value,
-        threshold: check.threshold,
-        allows_bypass: check.allows_bypass,
-        line: check_line(check),
+impl Record {
+    /// The decision in the form in which a request is explained. Of the pods only the selected ones
+    /// are known still.
+    #[must_use]
+    pub fn explanation(&self) -> Explanation {
+        let text = |word: &str| word.to_owned();
+        let named = |name: &Arc<str>, endpoint: &String| PodName {
+            name: Some(text(name)),
+            endpoint: endpoint.clone(),
+        };
+        let bare = |endpoint: &String| PodName {
+            name: None,
+            endpoint: endpoint.clone(),
+        };
+        let mut verdict = Verdict::routed(self.reason, self.rule, &[]);
+        verdict.checks.clone_from(&self.checks);
+        verdict.flip.clone_from(&self.flip);
+        verdict.decode = Some(named(&self.decode_pod, &self.decode));
+        let prefill = self.prefill_pod.as_ref().zip(self.prefill.as_ref());
+        verdict.prefill = prefill.map(|(name, endpoint)| named(name, endpoint));
+        let shadow = self.shadow.as_ref().map(|shadow| {
+            let mut verdict = match shadow.verdict {
+                Ok(because) => Verdict::routed(because, shadow.rule, &[]),
+                Err(cause) => Verdict::refused(cause, shadow.rule),
+            };
+            verdict.checks.clone_from(&shadow.checks);
+            verdict.decode = shadow.decode.as_ref().map(bare);
+            verdict.prefill = shadow.prefill.as_ref().map(bare);
+            ShadowVerdict {
+                policy: PolicyName {
+                    name: text(&shadow.policy),
+                    generation: shadow.generation,
+                },
+                agrees: shadow.agrees,
+                verdict,
+            }
+        });
+        let pods = self.pod_lines();
+        Explanation {
+            decision: Some(self.id.clone()),
+            policy: PolicyName {
+                name: text(&self.policy),
+                generation: self.generation,
+            },
+            request: RequestLine {
+                operation: self.operation.map(text),
+                model: self.model.as_deref().map(text),
+                prompt_tokens: self.prompt_tokens,
+                counted: text(self.counted),
+                encode_trouble: self.encode_trouble.map(text),
+                session: text(self.session.as_str()),
+            },
+            verdict,
+            shadow,
+            pods_left_out: self.candidates.saturating_sub(pods.len()),
+            pods,
+        }
+    }
+
+    fn pod_lines(&self) -> Vec<PodLine> {
+        let mut lines: Vec<PodLine> = Vec::new();
+        let considered = &self.considered;
+        let picks: [(&Option<PickRecord>, fn(&mut PodLine) -> &mut Standing); 3] = [
+            (&considered.local, |line| &mut line.local),
+            (&considered.prefill, |line| &mut line.prefill),
+            (&considered.decode, |line| &mut line.decode),
+        ];
+        for (pick, standing) in picks {
+            let Some(pick) = pick else {
+                continue;
+            };
+            let known = lines.iter().position(|line| line.endpoint == pick.endpoint);
+            let at = known.unwrap_or_else(|| {
+                let name = match () {
+                    () if pick.endpoint == self.decode => Some(self.decode_pod.to_string()),
+                    () if Some(&pick.endpoint) == self.prefill.as_ref() => {
+                        self.prefill_pod.as_deref().map(str::to_owned)
+                    }
+                    () => None,
+                };
+                lines.push(PodLine::new(&pick.candidate, name));
+                lines.len() - 1
+            });
+            if let Some(line) = lines.get_mut(at) {
+                *standing(line) = Standing {
+                    selected: true,
+                    cost: Some(pick.cost),
+                    ineligible: None,
+                };
+            }
+        }
+        lines
     }
 }

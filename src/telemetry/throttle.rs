@@ -83,7 +83,7 @@ impl Visit for Subject {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         if SUBJECTS.contains(&field.name()) {
             // Writing to a String cannot fail.
-            let _ = write!(self.0, "{value:?}\n");
+            let _ = writeln!(self.0, "{value:?}");
         }
     }
 }

@@ -343,7 +343,7 @@ def record(d, path):
         ("answer", "/v1/chat/completions", {**chat, "max_tokens": 2}),
     ):
         status, _, response = ask(f"http://127.0.0.1:{d.http}{at}", request)
-        steps.append({"step": name, "path": at, "request": request, "status": status, "response": response, "events": []})
+        steps.append({"step": name, "path": at, "request": request, "status": status, "response": response})
     path.write_text(json.dumps({"steps": steps}))
 
 

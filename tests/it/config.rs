@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Finding, Handoff, Position, Shadow, Source, Telemetry, Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Finding, Handoff, Position, Shadow, Source, Telemetry, Template,
+    Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,
@@ -201,7 +202,6 @@ fn what_has_no_effect_is_warned_of_with_the_reason() {
   - match: {models: [a]}
     bypass: {type: Never, trustCapacity: [Reported]}
   sessionAffinity: {mode: None, ttl: 5m}
-  shadow: {name: other}
 ",
     );
     assert_eq!(
@@ -214,8 +214,6 @@ fn what_has_no_effect_is_warned_of_with_the_reason() {
             "spec.rules[1].bypass.trustCapacity: has no effect: the type Never leaves nothing to veto \
              (p.yaml, line 8, column 42)",
             "spec.sessionAffinity.ttl: has no effect: the mode is None (p.yaml, line 9, column 38)",
-            "spec.shadow: has no effect: shadow policies are not evaluated yet (p.yaml, line 10, \
-             column 11)",
         ]
     );
 }
@@ -369,6 +367,7 @@ fn the_least_process_config_has_the_documented_defaults() {
         (Source::Inline, Source::Inline)
     );
     assert_eq!(process.telemetry, Telemetry::default());
+    assert_eq!(process.admin.explain, Explain::Disabled);
     assert_eq!(
         &*process.data_plane.subset_hint.namespace,
         "envoy.lb.subset_hint"
@@ -404,6 +403,11 @@ fn every_range_ends_where_its_message_says() {
                 "+1Ki",
                 "true",
             ],
+        ),
+        (
+            "admin: {explain: #}",
+            vec!["Enabled", "Disabled", "'Enabled'"],
+            vec!["true", "false", "enabled", "On", "null", "{}", "''"],
         ),
         (
             "limits: {inFlight: #}",

@@ -143,7 +143,7 @@ fn costs_follow_the_formula() {
     };
     let cost = |policy: &Policy, purpose| {
         let (ask, pods) = (ask(800), snapshot([pod]));
-        let terms = Terms::new(&ask, policy, &policy.rules[0]);
+        let terms = Terms::new(&ask, &pods, policy, &policy.rules[0]).unwrap();
         let (_, cost) = survey(&ask, &pods, &terms, purpose).next().unwrap();
         cost.unwrap()
     };
@@ -268,8 +268,8 @@ fn every_excluded_pod_has_its_reason() {
     ask.subset = Subset::Only(entries.collect());
     let policy = isl();
     let reasons = |ask: &sidestep::decide::Ask| {
-        let terms = Terms::new(ask, &policy, &policy.rules[0]);
         let pods = snapshot(pods.iter().copied());
+        let terms = Terms::new(ask, &pods, &policy, &policy.rules[0]).unwrap();
         survey(ask, &pods, &terms, Purpose::PrefillAndDecode)
             .map(|(_, cost)| cost.err().map(Ineligible::as_str))
             .collect::<Vec<_>>()
@@ -400,6 +400,9 @@ fn with_threshold(mut policy: Policy, what: Checked, to: f64) -> Policy {
         (Checked::NetNewTokens, Bypass::IslBounding(bound), _) => {
             bound.threshold = Tokens(to as u64);
         }
+        (Checked::PromptTokens, Bypass::IslBounding(bound), _) => {
+            bound.cold_bypass_below = Tokens(to as u64);
+        }
         other => panic!("{other:?}"),
     }
     policy
@@ -424,10 +427,10 @@ fn the_nearest_flip_turns_the_decision() {
         (1_000, loaded, queue, gated(isl(), gate(0.5)), Some((Checked::DecodeBusy, 0.563))),
         (1_000, loaded, queue, isl(), Some((Checked::NetNewShare, 0.104))),
         (10_100, holding(decode(0), 8_000), queue, isl(), Some((Checked::NetNewTokens, 2_101.0))),
-        // All of a cold prompt is new: no share below 1 helps.
-        (200, decode(0), queue, isl(), None),
+        // All of a cold prompt is new: no share below 1 helps, but a bound for short prompts does.
+        (200, decode(0), queue, isl(), Some((Checked::PromptTokens, 201.0))),
         (200, decode(0), queue, either.clone(), Some((Checked::PrefillBusy, 4_321.0 / 8_192.0))),
-        (200, unknown, queue, isl(), None),
+        (200, unknown, queue, isl(), Some((Checked::PromptTokens, 201.0))),
         (200, decode(0), queue, policy([rule(Bypass::Never)]), None),
     ];
     for (prompt, pod, queue, policy, expected) in rows {

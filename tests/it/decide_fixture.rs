@@ -91,6 +91,7 @@ pub(crate) fn ask(prompt: u64) -> Ask {
         decode_pin: None,
         prefill_pin: None,
         affinity: Affinity::None,
+        prefill_affinity: None,
         draw: 0,
     }
 }

@@ -17,7 +17,7 @@ use sidestep::decide::policy::{
 };
 use sidestep::decide::snapshot::{
     Affinity, Ask, AskKind, Availability, Candidate, Capacity, CapacitySource, EngineReport,
-    KvSource, LocalPrefill, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
+    KvSource, LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
 use sidestep::decide::{Decision, NoRoute, decide};
 use sidestep::names::{Endpoint, ModelName, PodId};
@@ -72,6 +72,7 @@ struct AskYaml {
     subset: Option<Vec<String>>,
     decode_pin: Option<String>,
     prefill_pin: Option<String>,
+    session_prefill: Option<String>,
     soft_session: Option<String>,
     hard_session: Option<String>,
     draw: Option<u64>,
@@ -386,8 +387,13 @@ impl AskYaml {
             });
             ask.subset = Subset::Only(entries.collect());
         }
-        ask.decode_pin = self.decode_pin.as_ref().map(|name| pods.endpoint(name));
-        ask.prefill_pin = self.prefill_pin.as_ref().map(|name| pods.endpoint(name));
+        let pin = |name: &String| match name.strip_prefix("ip:") {
+            Some(name) => Pin::Address(pods.endpoint(name).0.ip()),
+            None => Pin::Endpoint(pods.endpoint(name)),
+        };
+        ask.decode_pin = self.decode_pin.as_ref().map(pin);
+        ask.prefill_pin = self.prefill_pin.as_ref().map(pin);
+        ask.prefill_affinity = self.session_prefill.as_ref().map(|name| pods.id(name));
         ask.affinity = match (&self.soft_session, &self.hard_session) {
             (Some(name), None) => Affinity::Soft(pods.id(name)),
             (None, Some(name)) => Affinity::Hard(pods.id(name)),

@@ -305,7 +305,7 @@ fn a_session_is_remembered_for_its_time_to_live() {
     let session = SessionId::from("s");
     let ttl = Some((&session, Duration::from_secs(60)));
     let mut to_one = ask(100);
-    to_one.decode_pin = Some(endpoint(1));
+    to_one.decode_pin = Some(endpoint(1).into());
     world.policy.client_pins = ClientPins::Honor;
     drop(world.admit_for(&to_one, &chain(100, 1), ttl).unwrap());
     let seen = |world: &World, session: &SessionId| {

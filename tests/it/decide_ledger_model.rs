@@ -114,8 +114,8 @@ impl Model {
     /// Pins say who decodes and who prefills; no prefill pin, or the same pod, means a local route.
     fn admit(&mut self, (decode, prefill): (u16, Option<u16>), prompt: u64, branch: u64) {
         let mut ask = ask(prompt);
-        ask.decode_pin = Some(endpoint(decode));
-        ask.prefill_pin = prefill.map(endpoint);
+        ask.decode_pin = Some(endpoint(decode).into());
+        ask.prefill_pin = prefill.map(|slot| endpoint(slot).into());
         let mut tokens = vec![1; usize::try_from(prompt).unwrap()];
         tokens[usize::try_from(branch.min(prompt)).unwrap()..].fill(2);
         let chain = chain_of(&tokens);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use sidestep::decide::policy::{Bypass, ClientPins, DecodeGate, OnNoPrefill, Policy, TierCredit};
 use sidestep::decide::snapshot::{
     Affinity, Ask, Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource,
-    LocalPrefill, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
+    LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
 use sidestep::decide::{Decision, Route, decide};
 use sidestep::units::{BlockSize, Blocks, Tokens};
@@ -31,7 +31,7 @@ fn capacity() -> impl Strategy<Value = Capacity<u32>> {
 }
 
 prop_compose! {
-    fn candidates(both: bool)(
+    pub(crate) fn candidates(both: bool)(
         pods in prop::collection::vec(
             (
                 (roles(both), 0..16_u8, 0..3_usize),
@@ -119,7 +119,7 @@ fn gates() -> impl Strategy<Value = DecodeGate> {
 }
 
 prop_compose! {
-    fn policies()(
+    pub(crate) fn policies()(
         bypass in bypasses(),
         gate in gates(),
         fail in any::<bool>(),
@@ -146,7 +146,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn asks()(
+    pub(crate) fn asks()(
         prompt in prop_oneof![Just(0), 0..200_u64, 0..20_000_u64],
         subset in prop::option::weighted(0.4, prop::collection::vec(0..MOST_PODS, 0..12)),
         pins in (prop::option::weighted(0.2, 0..MOST_PODS), prop::option::weighted(0.2, 0..MOST_PODS)),
@@ -161,8 +161,8 @@ prop_compose! {
             });
             ask.subset = Subset::Only(entries.collect());
         }
-        ask.decode_pin = pins.0.map(endpoint);
-        ask.prefill_pin = pins.1.map(endpoint);
+        ask.decode_pin = pins.0.map(|slot| endpoint(slot).into());
+        ask.prefill_pin = pins.1.map(|slot| endpoint(slot).into());
         ask.affinity = match session {
             None => Affinity::None,
             Some((true, slot)) => Affinity::Hard(id(slot)),
@@ -208,10 +208,10 @@ proptest! {
             }
             if policy.client_pins == ClientPins::Honor {
                 if let Some(pin) = ask.decode_pin {
-                    prop_assert_eq!(decode.endpoint, pin);
+                    prop_assert_eq!(Pin::from(decode.endpoint), pin);
                 }
                 if let (Some(pin), Some(prefill)) = (ask.prefill_pin, decision.route.prefill()) {
-                    prop_assert_eq!(prefill.candidate.endpoint, pin);
+                    prop_assert_eq!(Pin::from(prefill.candidate.endpoint), pin);
                 }
             }
             for pick in [Some(decision.route.decode()), decision.route.prefill()].into_iter().flatten() {

@@ -2,6 +2,7 @@
 //!
 //! With `SIDESTEP_BLESS=1` the test writes them instead of comparing.
 
+use sidestep::config::conditions::{ConditionReason, ConditionType};
 use sidestep::decide::reason::Because;
 use sidestep::route::names;
 use std::fmt::Write;
@@ -33,6 +34,17 @@ fn attributes() -> String {
     let mut table = String::from("| attribute | meaning |\n| --- | --- |\n");
     for (key, meaning) in sidestep::telemetry::fields::TABLE {
         writeln!(table, "| `{key}` | {meaning} |").unwrap();
+    }
+    table
+}
+
+fn conditions() -> String {
+    let mut table = String::from("| word | meaning |\n| --- | --- |\n");
+    for kind in ConditionType::ALL {
+        writeln!(table, "| condition `{}` | {} |", kind.as_str(), kind.meaning()).unwrap();
+    }
+    for reason in ConditionReason::ALL {
+        writeln!(table, "| reason `{}` | {} |", reason.as_str(), reason.meaning()).unwrap();
     }
     table
 }
@@ -72,6 +84,12 @@ fn the_readme_lists_every_reason_and_every_header() {
 #[test]
 fn the_telemetry_page_lists_every_span_attribute() {
     same("docs/telemetry.md", "attributes", &attributes());
+}
+
+#[test]
+fn the_policy_page_lists_every_key_and_every_condition() {
+    same("docs/policy.md", "policy", &sidestep::config::crd::table());
+    same("docs/policy.md", "conditions", &conditions());
 }
 
 #[test]

@@ -9,6 +9,7 @@
 
 mod architecture;
 mod config;
+mod config_reload;
 mod config_watch;
 mod crd;
 mod decide;
@@ -19,6 +20,7 @@ mod decide_ledger_model;
 mod decide_properties;
 mod docs;
 mod engine;
+mod explain;
 mod extproc_gateway;
 mod extproc_grpc;
 mod extproc_picker;
@@ -32,3 +34,4 @@ mod prompt_golden;
 mod telemetry;
 mod telemetry_export;
 mod telemetry_support;
+mod shadow;

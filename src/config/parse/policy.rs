@@ -226,9 +226,6 @@ fn shadow(raw: &Field<raw::Shadow>, reading: &mut Reading<'_>) -> Shadow {
     let Some(Spot { at, value: raw }) = raw.given() else {
         return Shadow::Off;
     };
-    reading
-        .report
-        .warn(*at, "has no effect: shadow policies are not evaluated yet");
     let name = reading.optional(&raw.name, values::object_name);
     let file = reading.file(&raw.file);
     match (&raw.name, &raw.file) {

@@ -8,8 +8,8 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, pods, policy, values};
 use crate::config::process::{
-    DataPlane, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Protocol, Source,
-    Telemetry, Template, Tls, Tokenizer,
+    Admin, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process,
+    Protocol, Source, Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
@@ -51,6 +51,7 @@ pub(crate) fn document(raw: &raw::Process, reading: &mut Reading<'_>) -> Parsed 
             policy: policy_source,
             index: index(&raw.index, reading),
             telemetry: telemetry(&raw.telemetry, reading),
+            admin: admin(&raw.admin, reading),
             data_plane: data_plane(&raw.data_plane, reading),
         },
         models: models(&raw.models, reading),
@@ -349,6 +350,21 @@ fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetr
         }
     }
     telemetry
+}
+
+fn admin(raw: &Field<raw::Admin>, reading: &mut Reading<'_>) -> Admin {
+    let words = [
+        ("Enabled", Explain::Enabled),
+        ("Disabled", Explain::Disabled),
+    ];
+    let raw = raw.given().map(|spot| &spot.value);
+    Admin {
+        explain: raw.map_or(Explain::Disabled, |raw| {
+            reading.or(&raw.explain, Explain::Disabled, |text| {
+                values::word(text, &words)
+            })
+        }),
+    }
 }
 
 fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPlane {

@@ -1,6 +1,7 @@
 //! Samples as engines write them, and as they do not.
 
 use super::read;
+use crate::decide::prerequisite::PrefixCaching;
 use crate::fleet::status::Reported;
 use crate::units::{BlockSize, Blocks, Ratio};
 use proptest::prelude::*;
@@ -12,6 +13,7 @@ fn reported(waiting: u32, running: u32, usage: f64) -> Reported {
         kv_usage: Ratio::new(usage),
         kv_blocks: None,
         block_size: None,
+        prefix_caching: PrefixCaching::Unknown,
     }
 }
 
@@ -130,4 +132,16 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn vllm_says_whether_it_keeps_prefixes() {
+    let said = |value: &str| {
+        let line = format!("vllm:cache_config_info{{enable_prefix_caching=\"{value}\"}} 1.0\n");
+        read(&line).prefix_caching
+    };
+    assert_eq!(said("True"), PrefixCaching::On);
+    assert_eq!(said("False"), PrefixCaching::Off);
+    assert_eq!(said("None"), PrefixCaching::Unknown);
+    assert_eq!(read(VLLM).prefix_caching, PrefixCaching::Unknown);
 }

@@ -6,6 +6,7 @@
 
 use crate::decide::reason::{Check, Checked};
 use crate::decide::{Considered, Decision, Pick};
+use crate::telemetry::explanation::flip_sentence;
 use crate::telemetry::fields;
 use crate::telemetry::record::{Facts, check_line};
 use crate::telemetry::trace::wire::SpanBytes;
@@ -15,6 +16,16 @@ pub(super) fn decision(span: &mut SpanBytes, decision: &Decision, facts: &Facts)
     request(span, decision, facts);
     outcome(span, decision, facts);
     considered(span, &decision.considered);
+    if let Some(flip) = &facts.flip {
+        span.text(fields::FLIP, &flip_sentence(flip));
+    }
+    if let Some(shadow) = &facts.shadow {
+        span.text(fields::SHADOW_POLICY, &shadow.policy);
+        span.text(fields::SHADOW_ROUTE, shadow.words.route);
+        span.text(fields::SHADOW_BECAUSE, shadow.words.because);
+        span.flag(fields::SHADOW_BYPASS, shadow.words.bypass);
+        span.flag(fields::SHADOW_AGREES, shadow.agrees);
+    }
     if !decision.checks.is_empty() {
         let lines: Vec<String> = decision.checks.iter().map(check_line).collect();
         span.texts(fields::CHECKS, &lines);
