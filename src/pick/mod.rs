@@ -306,7 +306,7 @@ impl Picker {
         let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
             let result = admitted.as_ref().map(|(decision, _)| decision);
             let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(&shadow);
+            self.metrics.shadow(shadow.taken, shadow.words);
             shadow
         });
         let (decision, booking) = admitted.map_err(refuse)?;

@@ -6,7 +6,7 @@
 //! Invariant: the number of series is bounded by the configuration and the reason words.
 
 use crate::telemetry::record::Usage;
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::shadow::Words;
 use crate::telemetry::trace::TraceId;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
@@ -316,16 +316,16 @@ impl Metrics {
     }
 
     /// Counts what was done beside what the shadow would have done.
-    pub fn shadow(&self, shadow: &ShadowFacts) {
+    pub fn shadow(&self, taken: Words, would: Words) {
         self.shadow_decisions
             .get_or_create(&ShadowLabels {
-                route: shadow.taken.route,
-                shadow_route: shadow.words.route,
-                because: shadow.taken.because,
-                shadow_because: shadow.words.because,
+                route: taken.route,
+                shadow_route: would.route,
+                because: taken.because,
+                shadow_because: would.because,
             })
             .inc();
-        if shadow.words.bypass && !shadow.taken.bypass {
+        if would.bypass && !taken.bypass {
             self.shadow_would_bypass.inc();
         }
     }

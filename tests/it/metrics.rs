@@ -4,6 +4,7 @@ use crate::telemetry_support::{completion, head, named, picker, policy, remote_p
 use sidestep::app::App;
 use sidestep::config;
 use sidestep::pick::Picker;
+use sidestep::telemetry::shadow::Words;
 use sidestep::telemetry::trace::Tracing;
 use sidestep::telemetry::trace::settings::{Parent, QueueSettings, Sampling};
 use std::collections::BTreeSet;
@@ -207,10 +208,33 @@ async fn a_prompt_that_the_engine_counts_differently_is_counted_as_wrong_only_wh
     );
 }
 
+/// The text of a process in which every metric has a value.
+pub(crate) async fn everything() -> String {
+    let app = app_with(2).await;
+    let metrics = app.picker().metrics();
+    metrics.encode_trouble("template");
+    let words = |route| Words {
+        route,
+        because: "policy_always",
+        bypass: false,
+    };
+    metrics.shadow(words("local"), words("remote"));
+    answer(
+        app.picker(),
+        br#"{"usage":{"prompt_tokens":1,"completion_tokens":1}}"#,
+    )
+    .await;
+    metrics.encode()
+}
+
 /// A thousand pods with long names, as Kubernetes gives them, each with a KV feed.
 async fn thousand_pods() -> App {
+    app_with(1000).await
+}
+
+async fn app_with(pod_count: usize) -> App {
     let mut pods = String::new();
-    for n in 0..1000 {
+    for n in 0..pod_count {
         let role = if n % 4 == 0 { "prefill" } else { "decode" };
         let name = format!("llama-3-70b-instruct-{role}-7c9f4d5b8-{n:05}");
         let address = format!("127.1.{}.{}", n / 250, n % 250 + 1);
@@ -226,6 +250,7 @@ kind: SidestepConfig
 listen: {{extProc: '127.0.0.1:0', health: '127.0.0.1:0', admin: '127.0.0.1:0'}}
 tls: {{mode: Plaintext}}
 models: [{{name: m}}]
+telemetry: {{otlpEndpoint: 'http://127.0.0.1:1'}}
 pods:
   inline:
 {pods}policy:

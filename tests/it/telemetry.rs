@@ -158,6 +158,7 @@ async fn the_attributes_of_decisions_are_pinned() {
         fields::CHECKS,
         fields::PROMPT_VALUE,
         fields::PROMPT_THRESHOLD,
+        fields::FLIP,
     ];
     let prefilled: &[&str] = &[
         fields::PREFILL_ENDPOINT,
