@@ -21,7 +21,15 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Most kinds and subjects remembered.
 const MOST_KEYS: usize = 4096;
 /// Fields that say what a warning is about.
-const SUBJECTS: &[&str] = &["pod", "receiver", "served", "kind"];
+const SUBJECTS: &[&str] = &[
+    "message",
+    "pod",
+    "receiver",
+    "served",
+    "kind",
+    "condition",
+    "reason",
+];
 
 static HELD_BACK: AtomicU64 = AtomicU64::new(0);
 
@@ -31,7 +39,7 @@ pub fn held_back() -> u64 {
     HELD_BACK.load(Ordering::Relaxed)
 }
 
-/// Lets one warning per kind (its place in the source) and subject through per minute.
+/// Lets one warning per kind (its place in the source and its text) and subject through per minute.
 #[derive(Debug, Default)]
 pub struct Throttle {
     last: Mutex<HashMap<u64, Instant, FxBuildHasher>>,
