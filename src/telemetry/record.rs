@@ -31,6 +31,8 @@ pub struct Facts {
     pub model: Option<Arc<str>>,
     /// Whether the client asked for a stream.
     pub stream: bool,
+    /// Most tokens the client asked for.
+    pub max_tokens: Option<u32>,
     /// How the prompt was counted.
     pub counted: &'static str,
     /// Why the prompt could not be tokenised exactly, if it could not.
@@ -45,7 +47,7 @@ pub struct Facts {
     pub candidates: usize,
     /// Time spent per stage.
     pub times: Times,
-    /// Trace id, if the request is traced.
+    /// Trace id, if the request's trace is recorded.
     pub trace_id: Option<String>,
     /// The nearest change of one threshold that would have given the other answer.
     pub flip: Option<Flip>,
@@ -83,12 +85,20 @@ impl SessionOutcome {
 /// Time spent per stage of a decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
+    /// From the whole body to the start of `parse`: long prompts wait for a thread.
+    pub waited: Duration,
     /// Reading the body.
     pub parse: Duration,
     /// Rendering and tokenising the prompt.
     pub encode: Duration,
-    /// Observing, deciding and booking.
+    /// From the whole body to the start of `observe`.
+    pub understood: Duration,
+    /// Looking at pods, caches and reports.
+    pub observe: Duration,
+    /// Applying the rules.
     pub decide: Duration,
+    /// Promising the load to the chosen pods.
+    pub book: Duration,
 }
 
 /// What an engine says it used; absent numbers were not said, or not numbers.
@@ -315,7 +325,8 @@ impl Record {
             encode_trouble: facts.encode_trouble,
             parse_us: facts.times.parse.as_micros() as u64,
             encode_us: facts.times.encode.as_micros() as u64,
-            decide_us: facts.times.decide.as_micros() as u64,
+            decide_us: (facts.times.observe + facts.times.decide + facts.times.book).as_micros()
+                as u64,
             trace_id: facts.trace_id.clone(),
             outcome: Mutex::new(Outcome::default()),
         }
