@@ -164,7 +164,12 @@ impl App {
             Source::File(path) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
-                tasks.spawn(reload::pods(watch, attendant, metrics.clone(), standing.clone()))
+                tasks.spawn(reload::pods(
+                    watch,
+                    attendant,
+                    metrics.clone(),
+                    standing.clone(),
+                ))
             }
         };
         if let Source::File(path) = &process.policy {

@@ -4,6 +4,7 @@
 //! Never here: Envoy types, thresholds, file formats.
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
+mod admit;
 mod ask;
 mod draws;
 mod explain;
@@ -14,7 +15,7 @@ pub mod refusal;
 mod status;
 pub mod usage;
 
-pub use explain::{Explainer, ExplainLimits};
+pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
 pub use head::{Head, Headers};
 pub use refusal::Refusal;
@@ -22,22 +23,19 @@ pub use status::{PodStatus, PolicyCondition, PolicySummary};
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
-use crate::decide::reason::NoRoute;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::ModelName;
-use crate::observe::{Observation, Observer};
+use crate::observe::Observer;
+use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
-use crate::pick::question::Question;
 use crate::pick::usage::Tail;
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::record::{Facts, Record, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -259,45 +257,6 @@ impl Picker {
         .map_err(|_| stopping())?
     }
 
-    fn admit(
-        &self,
-        (in_force, in_shadow): (&InForce, &InShadow),
-        head: &Head,
-        understood: &Understood,
-    ) -> Result<Admitted, Refusal> {
-        let draw = self.draws.next();
-        let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
-        let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self
-            .observer
-            .look(&names, &understood.chains, question.now);
-        let mut ask = question.ask.clone();
-        let mut opinion = None;
-        let admitted = self
-            .ledger
-            .admit(question.admission(&understood.chains), |loads| {
-                observation.with_loads(loads);
-                Question::bind(&mut ask, question.policy, loads);
-                let (result, shadow) = question.decide(&ask, &observation.snapshot);
-                opinion = shadow;
-                result
-            });
-        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
-            let result = admitted.as_ref().map(|(decision, _)| decision);
-            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(&shadow);
-            shadow
-        });
-        let (decision, booking) = admitted.map_err(refuse)?;
-        Ok(Admitted {
-            session: question.session_outcome(&ask, &decision),
-            decision,
-            booking,
-            observation,
-            shadow,
-        })
-    }
-
     fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
         let label = facts
             .model
@@ -404,15 +363,6 @@ impl Picker {
     }
 }
 
-/// A request that was decided and booked.
-struct Admitted {
-    decision: Decision,
-    booking: Booking,
-    observation: Observation,
-    session: SessionOutcome,
-    shadow: Option<ShadowFacts>,
-}
-
 /// What a decision leaves behind for its flight.
 struct Settled {
     booking: Booking,
@@ -427,25 +377,6 @@ struct Settled {
 fn predicted(decision: &Decision, counted: crate::decide::snapshot::Counted) -> Option<u64> {
     let exact = counted == crate::decide::snapshot::Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
-}
-
-fn refuse(cause: NoRoute) -> Refusal {
-    let status = match cause {
-        NoRoute::UnknownModel => 404,
-        // What the client names does not exist; that is not a matter of time.
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
-        NoRoute::NoPodInSubset
-        | NoRoute::NoDecodePod
-        | NoRoute::NoPrefillPod
-        | NoRoute::NoPodCanPrefill
-        | NoRoute::PinnedPodUnavailable(_) => 503,
-    };
-    let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
-    match cause {
-        NoRoute::UnknownModel => refusal.with_param(Some("model")),
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
-        _ => refusal.retry_after(Duration::from_secs(1)),
-    }
 }
 
 fn stopping() -> Refusal {

@@ -5,7 +5,7 @@
 //! Invariant: every answer is a copy; no lock is held while it is written out.
 
 use crate::decide::policy::Policy;
-use crate::decide::prerequisite::{Prerequisite, PrefixCaching, missing};
+use crate::decide::prerequisite::{PrefixCaching, Prerequisite, missing};
 use crate::decide::snapshot::{Availability, EngineReport, Role};
 use crate::names::PodId;
 use crate::pick::{InShadow, Picker};

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Explain, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls,
+    Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,

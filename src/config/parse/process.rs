@@ -8,8 +8,8 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, pods, policy, values};
 use crate::config::process::{
-    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
-    Telemetry, Template, Tls, Tokenizer,
+    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
+    Process, Source, Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
