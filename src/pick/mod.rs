@@ -4,6 +4,7 @@
 //! Never here: Envoy types, thresholds, file formats.
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
+mod admit;
 mod ask;
 mod draws;
 mod explain;
@@ -26,25 +27,30 @@ pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
+<<<<<<< HEAD
 use crate::decide::reason::{Because, NoRoute};
 use crate::decide::snapshot::{Ask, Counted};
+=======
+>>>>>>> explain
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::ModelName;
-use crate::observe::{Observation, Observer};
+use crate::observe::Observer;
+use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
+<<<<<<< HEAD
 use crate::pick::question::Question;
 use crate::pick::readable::History;
+=======
+>>>>>>> explain
 use crate::pick::usage::Tail;
 use crate::pick::whatif::{Recent, Remembered};
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::record::{Facts, Record, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -291,6 +297,7 @@ impl Picker {
         .map_err(|_| stopping())?
     }
 
+<<<<<<< HEAD
     fn admit(
         &self,
         (in_force, in_shadow): (&InForce, &InShadow),
@@ -344,6 +351,9 @@ impl Picker {
     }
 
     fn count(&self, decision: &Decision, facts: &Facts) {
+=======
+    fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
+>>>>>>> explain
         let label = facts
             .model
             .clone()
@@ -475,6 +485,7 @@ impl Picker {
     }
 }
 
+<<<<<<< HEAD
 /// A request that was decided and booked.
 struct Admitted {
     decision: Decision,
@@ -486,6 +497,8 @@ struct Admitted {
     stages: Times,
 }
 
+=======
+>>>>>>> explain
 /// What a decision leaves behind for its flight.
 struct Settled {
     booking: Booking,
@@ -501,25 +514,6 @@ struct Settled {
 fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
     let exact = counted == Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
-}
-
-fn refuse(cause: NoRoute) -> Refusal {
-    let status = match cause {
-        NoRoute::UnknownModel => 404,
-        // What the client names does not exist; that is not a matter of time.
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
-        NoRoute::NoPodInSubset
-        | NoRoute::NoDecodePod
-        | NoRoute::NoPrefillPod
-        | NoRoute::NoPodCanPrefill
-        | NoRoute::PinnedPodUnavailable(_) => 503,
-    };
-    let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
-    match cause {
-        NoRoute::UnknownModel => refusal.with_param(Some("model")),
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
-        _ => refusal.retry_after(Duration::from_secs(1)),
-    }
 }
 
 fn stopping() -> Refusal {

@@ -4,12 +4,11 @@
 //! Never here: OpenTelemetry, prompt text, session names.
 //! Invariant: a record is complete when the decision is made; only its outcome is filled in later.
 
+mod explained;
+
 use crate::decide::reason::{Check, Checked};
 use crate::decide::{Because, Candidate, Decision, Flip, NoRoute, Pick};
-use crate::telemetry::explanation::{
-    CheckLine, CostLine, Explanation, PodLine, PodName, PolicyName, RequestLine, ShadowVerdict,
-    Standing, Verdict, flip_sentence, operator,
-};
+use crate::telemetry::explanation::{CheckLine, CostLine, flip_sentence, operator};
 use crate::telemetry::shadow::ShadowFacts;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -343,6 +342,7 @@ impl Record {
         *self.outcome.lock()
     }
 }
+<<<<<<< HEAD
 
 /// One decision in short: a line of a list. Serialises to one JSON object.
 #[derive(Debug, Serialize)]
@@ -487,3 +487,5 @@ impl Record {
         lines
     }
 }
+=======
+>>>>>>> explain
