@@ -27,11 +27,8 @@ pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
-<<<<<<< HEAD
-use crate::decide::reason::{Because, NoRoute};
-use crate::decide::snapshot::{Ask, Counted};
-=======
->>>>>>> explain
+use crate::decide::reason::Because;
+use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
 use crate::observe::Observer;
@@ -39,11 +36,7 @@ use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
-<<<<<<< HEAD
-use crate::pick::question::Question;
 use crate::pick::readable::History;
-=======
->>>>>>> explain
 use crate::pick::usage::Tail;
 use crate::pick::whatif::{Recent, Remembered};
 use crate::prompt::{Api, Encoder};
@@ -297,63 +290,7 @@ impl Picker {
         .map_err(|_| stopping())?
     }
 
-<<<<<<< HEAD
-    fn admit(
-        &self,
-        (in_force, in_shadow): (&InForce, &InShadow),
-        head: &Head,
-        understood: &Understood,
-        span: &mut PickSpan,
-    ) -> Result<Admitted, Refusal> {
-        let draw = self.draws.next();
-        let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
-        if let Some(session) = question.session() {
-            span.turn_of(session.as_str());
-        }
-        let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self.observer.look(&names, &understood.chains, question.now);
-        let observed_at = Instant::now();
-        let mut decided_at = observed_at;
-        let mut ask = question.ask.clone();
-        let mut opinion = None;
-        let admitted = self
-            .ledger
-            .admit(question.admission(&understood.chains), |loads| {
-                observation.with_loads(loads);
-                Question::bind(&mut ask, question.policy, loads);
-                let (result, shadow) = question.decide(&ask, &observation.snapshot);
-                opinion = shadow;
-                decided_at = Instant::now();
-                result
-            });
-        let stages = Times {
-            observe: observed_at - question.now,
-            decide: decided_at - observed_at,
-            book: decided_at.elapsed(),
-            ..Times::default()
-        };
-        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
-            let result = admitted.as_ref().map(|(decision, _)| decision);
-            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(shadow.taken, shadow.words);
-            shadow
-        });
-        let (decision, booking) = admitted.map_err(refuse)?;
-        Ok(Admitted {
-            session: question.session_outcome(&ask, &decision),
-            decision,
-            booking,
-            ask,
-            observation,
-            shadow,
-            stages,
-        })
-    }
-
     fn count(&self, decision: &Decision, facts: &Facts) {
-=======
-    fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
->>>>>>> explain
         let label = facts
             .model
             .clone()
@@ -485,20 +422,6 @@ impl Picker {
     }
 }
 
-<<<<<<< HEAD
-/// A request that was decided and booked.
-struct Admitted {
-    decision: Decision,
-    booking: Booking,
-    ask: Ask,
-    observation: Observation,
-    session: SessionOutcome,
-    shadow: Option<ShadowFacts>,
-    stages: Times,
-}
-
-=======
->>>>>>> explain
 /// What a decision leaves behind for its flight.
 struct Settled {
     booking: Booking,

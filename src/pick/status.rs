@@ -4,10 +4,6 @@
 //! Never here: anything a decision reads.
 //! Invariant: every answer is a copy; no lock is held while it is written out.
 
-<<<<<<< HEAD
-=======
-use crate::decide::policy::Policy;
->>>>>>> explain
 use crate::decide::prerequisite::{PrefixCaching, Prerequisite, missing};
 use crate::decide::snapshot::{Availability, EngineReport, Role};
 use crate::names::PodId;

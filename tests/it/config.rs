@@ -2,13 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-<<<<<<< HEAD
     self, Diagnostics, Explain, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
     Telemetry, Template, Tls, Tokenizer,
-=======
-    self, Diagnostics, Explain, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls,
-    Tokenizer,
->>>>>>> explain
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,

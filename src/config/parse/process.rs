@@ -8,14 +8,9 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
-<<<<<<< HEAD
     Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
     ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls,
     Tokenizer,
-=======
-    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
-    Process, Source, Telemetry, Template, Tls, Tokenizer,
->>>>>>> explain
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
