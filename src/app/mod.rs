@@ -16,9 +16,12 @@ mod shadow;
 mod standing;
 mod status;
 
+use crate::admin::Admin;
+use crate::admin::access::{Access, Token, TokenError};
 use crate::app::standing::Standing;
 use crate::config::{
-    Explain, Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Tls,
+    AdminAccess, Explain, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process,
+    Protocol, Tls,
 };
 use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;
@@ -33,8 +36,9 @@ use crate::pick::{ExplainLimits, Explainer, InForce, Parts, Picker};
 use crate::route::Dialect;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::trace::{TraceError, TraceSettings, Tracing};
-use crate::units::BlockSize;
+use crate::telemetry::trace::settings::{self, FileSettings};
+use crate::telemetry::trace::{TraceError, Tracing};
+use crate::units::{BlockSize, Ratio};
 use attend::Attendant;
 use kubernetes::PolicyKnown;
 use std::future::Future;
@@ -46,8 +50,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-/// Decisions kept for the admin port.
-const JOURNAL: usize = 2048;
+/// Decisions kept for the admin port: about 12 MiB, and 16 s at 500 decisions a second.
+const JOURNAL: usize = 8192;
 /// How often watched files are looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
@@ -67,6 +71,14 @@ pub enum StartError {
     /// A model's files could not be used.
     #[error(transparent)]
     Model(#[from] models::ModelError),
+    /// The admin token could not be read.
+    #[error("admin.token: {}: {cause}", path.display())]
+    AdminToken {
+        /// Its file.
+        path: std::path::PathBuf,
+        /// Why not.
+        cause: TokenFault,
+    },
     /// The trace exporter could not be set up.
     #[error(transparent)]
     Trace(#[from] TraceError),
@@ -76,6 +88,17 @@ pub enum StartError {
     /// The certificate could not be used.
     #[error(transparent)]
     Server(#[from] server::ServerError),
+}
+
+/// Why an admin token could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenFault {
+    /// The file cannot be read.
+    #[error("expected a file that can be read, found {0}")]
+    File(#[from] std::io::Error),
+    /// What is in it is no token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
 }
 
 /// The ports that were bound.
@@ -98,6 +121,7 @@ pub struct App {
     ext_proc: TcpListener,
     health: TcpListener,
     admin: TcpListener,
+    access: Access,
     tls: server::TlsMaterial,
     counters: Arc<Counters>,
     tasks: JoinSet<()>,
@@ -119,6 +143,7 @@ impl App {
             admin: local(&admin, process.listen.admin),
         };
         let tls = server::tls_material(&tls(&process.tls))?;
+        let access = access(&process.admin.access)?;
 
         let roster = Arc::new(Roster::new());
         let index = Arc::new(Index::new(crate::kv::index::Limits {
@@ -242,6 +267,7 @@ impl App {
             ext_proc,
             health,
             admin,
+            access,
             tls,
             counters,
             tasks,
@@ -284,18 +310,19 @@ impl App {
             further,
             until(stopped.clone()),
         ));
-        let admin = crate::admin::serve(
-            self.admin,
-            Arc::clone(&self.picker),
+        let admin = Admin {
+            picker: Arc::clone(&self.picker),
             explainer,
-            until(stopped),
-        );
+            access: self.access,
+            trace_link: self.process.admin.trace_link.clone(),
+        };
+        let admin = crate::admin::serve(self.admin, admin, until(stopped));
         self.tasks.spawn(async move {
             if let Err(error) = admin.await {
                 tracing::error!(%error, "the admin port stopped");
             }
         });
-        let settings = settings(&self.process, self.tls, Arc::clone(&self.counters));
+        let settings = server_settings(&self.process, self.tls, Arc::clone(&self.counters));
         let serving = server::serve(
             self.ext_proc,
             Arc::clone(&self.picker),
@@ -313,12 +340,7 @@ impl App {
         };
         let _ = stopping.send(true);
         self.tasks.shutdown().await;
-        let picker = self.picker;
-        // Sends the last spans; blocks, up to the exporter's timeout.
-        let flushed = tokio::task::spawn_blocking(move || picker.shutdown_tracing());
-        if let Err(error) = flushed.await {
-            tracing::warn!(%error, "the last spans could not be sent");
-        }
+        self.picker.tracing().shutdown().await;
         tracing::info!("stopped");
         result
     }
@@ -371,6 +393,20 @@ fn dialect(handoff: Handoff) -> Dialect {
     }
 }
 
+fn access(access: &AdminAccess) -> Result<Access, StartError> {
+    let AdminAccess::TokenFile(path) = access else {
+        return Ok(Access::Loopback);
+    };
+    std::fs::read_to_string(path)
+        .map_err(TokenFault::from)
+        .and_then(|text| Ok(Token::parse(&text)?))
+        .map(Access::Token)
+        .map_err(|cause| StartError::AdminToken {
+            path: path.clone(),
+            cause,
+        })
+}
+
 fn tls(tls: &Tls) -> server::Tls {
     match tls {
         Tls::SelfSigned => server::Tls::SelfSigned,
@@ -383,24 +419,33 @@ fn tls(tls: &Tls) -> server::Tls {
 }
 
 fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
-    let Export::Otlp(endpoint) = &process.telemetry.export else {
-        return Ok(Tracing::Off);
-    };
     let text = |part: &Arc<str>| part.to_string();
-    Tracing::start(&TraceSettings {
-        endpoint: text(endpoint),
-        service_name: text(&process.telemetry.service_name),
-        sample_ratio: process.telemetry.sample_ratio.get(),
-        resource: process
-            .telemetry
+    let telemetry = &process.telemetry;
+    let file = FileSettings {
+        endpoint: telemetry.endpoint.as_ref().map(text),
+        protocol: telemetry.protocol.map(|protocol| match protocol {
+            Protocol::Grpc => settings::Protocol::Grpc,
+            Protocol::HttpProtobuf => settings::Protocol::HttpProtobuf,
+        }),
+        service_name: telemetry.service_name.as_ref().map(text),
+        sample_ratio: telemetry.sample_ratio.map(Ratio::get),
+        resource: telemetry
             .resource
             .iter()
             .map(|(key, value)| (text(key), text(value)))
             .collect(),
-    })
+    };
+    match settings::resolve(file, |name| std::env::var(name).ok())? {
+        Some(settings) => Tracing::start(&settings),
+        None => Ok(Tracing::Off),
+    }
 }
 
-fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
+fn server_settings(
+    process: &Process,
+    tls: server::TlsMaterial,
+    counters: Arc<Counters>,
+) -> Settings {
     Settings {
         limits: limits(&process.limits),
         tls,

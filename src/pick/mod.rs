@@ -4,43 +4,57 @@
 //! Never here: Envoy types, thresholds, file formats.
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
+mod admit;
 mod ask;
 mod draws;
 mod explain;
 pub mod flight;
 pub mod head;
 mod question;
+pub mod readable;
 pub mod refusal;
+pub mod seen;
 mod status;
 pub mod usage;
+pub mod whatif;
 
-pub use explain::{Explainer, ExplainLimits};
+pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
 pub use head::{Head, Headers};
+pub use readable::{PolicyCondition, PolicySummary};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicyCondition, PolicySummary};
+pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
-use crate::decide::reason::NoRoute;
+<<<<<<< HEAD
+use crate::decide::reason::{Because, NoRoute};
+use crate::decide::snapshot::{Ask, Counted};
+=======
+>>>>>>> explain
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::ModelName;
-use crate::observe::{Observation, Observer};
+use crate::observe::Observer;
+use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
+<<<<<<< HEAD
 use crate::pick::question::Question;
+use crate::pick::readable::History;
+=======
+>>>>>>> explain
 use crate::pick::usage::Tail;
+use crate::pick::whatif::{Recent, Remembered};
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::record::{Facts, Record, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
@@ -111,6 +125,10 @@ pub struct Picker {
     metrics: Metrics,
     tracing: Tracing,
     journal: Journal,
+    /// What the last decisions were made from.
+    recent: Recent,
+    /// The last policies.
+    history: Mutex<History>,
     ids: DecisionIds,
     draws: Draws,
     /// Bounds the prompts that are tokenised at once on blocking threads.
@@ -133,6 +151,8 @@ impl Picker {
         let draws = Draws::new();
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         parts.metrics.generation(parts.in_force.policy.generation);
+        let mut history = History::default();
+        history.push(&parts.in_force);
         Picker {
             encoder: Arc::new(parts.encoder),
             observer: parts.observer,
@@ -143,6 +163,8 @@ impl Picker {
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
+            recent: Recent::default(),
+            history: Mutex::new(history),
             ids: DecisionIds::new(draws.next()),
             draws,
             encoding: Arc::new(Semaphore::new(threads)),
@@ -155,9 +177,11 @@ impl Picker {
     /// A [`Refusal`] for the client.
     pub async fn pick(&self, head: Head, body: Option<Bytes>) -> Result<Picked, Refusal> {
         let began = Instant::now();
-        let mut span = self
-            .tracing
-            .open(head.trace_parent.as_deref(), head.trace_state.as_deref());
+        let mut span = self.tracing.open(
+            head.trace_parent.as_deref(),
+            head.trace_state.as_deref(),
+            began,
+        );
         let result = self.pick_in(&head, body, began, &mut span).await;
         match result {
             Ok((plan, settled)) => Ok(Picked {
@@ -166,7 +190,6 @@ impl Picker {
             }),
             Err(refusal) => {
                 span.refused(refusal.status, refusal.code);
-                self.metrics.refused(refusal.code, refusal.status);
                 Err(refusal)
             }
         }
@@ -186,10 +209,12 @@ impl Picker {
         let Admitted {
             decision,
             booking,
+            ask,
             observation,
             session,
             shadow,
-        } = self.admit((&in_force, &in_shadow), head, &understood)?;
+            stages,
+        } = self.admit((&in_force, &in_shadow), head, &understood, span)?;
 
         let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
@@ -199,7 +224,10 @@ impl Picker {
             plan.edits.push(HeaderEdit::Set("traceparent", own));
         }
         let times = Times {
-            decide: understood_at.elapsed(),
+            understood: understood_at - began,
+            observe: stages.observe,
+            decide: stages.decide,
+            book: stages.book,
             ..understood.times
         };
         let facts = Facts {
@@ -209,6 +237,7 @@ impl Picker {
             operation: understood.operation,
             model: understood.label.clone(),
             stream: understood.stream,
+            max_tokens: understood.max_tokens,
             counted: understood.counted.as_str(),
             encode_trouble: understood.trouble,
             session,
@@ -219,32 +248,41 @@ impl Picker {
                 .map(|pick| observation.name(pick.candidate.pod)),
             candidates: observation.snapshot.candidates.len(),
             times,
-            trace_id: span.trace_id(),
+            trace_id: span.trace_id().map(|trace| trace.to_string()),
             flip: nearest_flip(&decision, &in_force.policy),
             shadow,
         };
         span.decided(&decision, &facts);
-        self.count(&decision, &facts, began);
+        self.metrics.decision(began.elapsed(), span.trace_id());
+        self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
+        self.recent.push(Remembered {
+            record: Arc::clone(&record),
+            ask,
+            observation,
+            in_force: Arc::clone(&in_force),
+        });
         let settled = Settled {
             booking,
             record,
             destination: plan.destination,
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
+            counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
         };
         Ok((plan, settled))
     }
 
     /// Reads the body and turns its prompt into tokens, on a blocking thread when it is long.
     async fn understand(&self, head: &Head, body: Option<Bytes>) -> Result<Understood, Refusal> {
+        let began = Instant::now();
         let Some((api, body)) = Api::from_path(&head.path).zip(body) else {
             return Ok(Understood::pass_through());
         };
         let sizes = self.observer.block_sizes();
         if body.len() <= INLINE_BYTES {
-            return ask::understand(&self.encoder, api, &body, &sizes);
+            return ask::understand(&self.encoder, (api, &body), &sizes, began);
         }
         let permit = Arc::clone(&self.encoding)
             .acquire_owned()
@@ -253,24 +291,29 @@ impl Picker {
         let encoder = Arc::clone(&self.encoder);
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            ask::understand(&encoder, api, &body, &sizes)
+            ask::understand(&encoder, (api, &body), &sizes, began)
         })
         .await
         .map_err(|_| stopping())?
     }
 
+<<<<<<< HEAD
     fn admit(
         &self,
         (in_force, in_shadow): (&InForce, &InShadow),
         head: &Head,
         understood: &Understood,
+        span: &mut PickSpan,
     ) -> Result<Admitted, Refusal> {
         let draw = self.draws.next();
         let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
+        if let Some(session) = question.session() {
+            span.turn_of(session.as_str());
+        }
         let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self
-            .observer
-            .look(&names, &understood.chains, question.now);
+        let mut observation = self.observer.look(&names, &understood.chains, question.now);
+        let observed_at = Instant::now();
+        let mut decided_at = observed_at;
         let mut ask = question.ask.clone();
         let mut opinion = None;
         let admitted = self
@@ -280,12 +323,19 @@ impl Picker {
                 Question::bind(&mut ask, question.policy, loads);
                 let (result, shadow) = question.decide(&ask, &observation.snapshot);
                 opinion = shadow;
+                decided_at = Instant::now();
                 result
             });
+        let stages = Times {
+            observe: observed_at - question.now,
+            decide: decided_at - observed_at,
+            book: decided_at.elapsed(),
+            ..Times::default()
+        };
         let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
             let result = admitted.as_ref().map(|(decision, _)| decision);
             let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(&shadow);
+            self.metrics.shadow(shadow.taken, shadow.words);
             shadow
         });
         let (decision, booking) = admitted.map_err(refuse)?;
@@ -293,32 +343,58 @@ impl Picker {
             session: question.session_outcome(&ask, &decision),
             decision,
             booking,
+            ask,
             observation,
             shadow,
+            stages,
         })
     }
 
+    fn count(&self, decision: &Decision, facts: &Facts) {
+=======
     fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
+>>>>>>> explain
         let label = facts
             .model
             .clone()
             .unwrap_or_else(|| Arc::from(OTHER_MODEL));
-        self.metrics
-            .decided(&label, decision.route.as_str(), decision.because.as_str());
+        self.metrics.decided(
+            &label,
+            decision.route.as_str(),
+            decision.because.as_str(),
+            decision.because.is_bypass(),
+        );
         self.metrics.reason(decision.because);
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
+        self.metrics.stage("observe", facts.times.observe);
         self.metrics.stage("decide", facts.times.decide);
-        self.metrics.stage("total", began.elapsed());
+        self.metrics.stage("book", facts.times.book);
         if let Some(trouble) = facts.encode_trouble {
             self.metrics.encode_trouble(trouble);
+            tracing::warn!(
+                kind = trouble,
+                model = facts.model.as_deref(),
+                "a prompt was only estimated: cached blocks cannot be seen; check the model's tokenizer and chat template"
+            );
+        }
+        if decision.because == Because::NoPrefillPod {
+            tracing::warn!(
+                "no prefill pod is ready, so decode pods prefill too; check the pods of role prefill (/v1/pods)"
+            );
         }
         tracing::debug!(
             id = facts.decision_id,
             route = decision.route.as_str(),
             because = decision.because.as_str(),
             decode = %facts.decode_pod,
+            prefill = facts.prefill_pod.as_deref(),
+            model = facts.model.as_deref(),
             prompt_tokens = decision.prompt_tokens.0,
+            net_new_tokens = decision.considered.local.as_ref().map(|pick| pick.net_new_tokens.0),
+            rule = decision.rule,
+            generation = facts.generation,
+            trace_id = facts.trace_id.as_deref(),
             "decided"
         );
     }
@@ -334,6 +410,8 @@ impl Picker {
             destination: settled.destination,
             route: settled.route,
             predicted: settled.predicted,
+            counted: settled.counted,
+            status: None,
             progress: Progress::Waiting,
             tail: Tail::default(),
         }
@@ -343,6 +421,7 @@ impl Picker {
     pub fn set_policy(&self, mut in_force: InForce) {
         in_force.policy.generation = self.in_force.load().policy.generation + 1;
         self.metrics.generation(in_force.policy.generation);
+        self.history.lock().push(&in_force);
         self.in_force.store(Arc::new(in_force));
     }
 
@@ -399,21 +478,27 @@ impl Picker {
         &self.observer
     }
 
-    /// Sends the spans that are queued and stops tracing. Blocks.
-    pub fn shutdown_tracing(&self) {
-        self.tracing.shutdown();
+    /// Where spans go.
+    #[must_use]
+    pub fn tracing(&self) -> &Tracing {
+        &self.tracing
     }
 }
 
+<<<<<<< HEAD
 /// A request that was decided and booked.
 struct Admitted {
     decision: Decision,
     booking: Booking,
+    ask: Ask,
     observation: Observation,
     session: SessionOutcome,
     shadow: Option<ShadowFacts>,
+    stages: Times,
 }
 
+=======
+>>>>>>> explain
 /// What a decision leaves behind for its flight.
 struct Settled {
     booking: Booking,
@@ -421,32 +506,14 @@ struct Settled {
     destination: crate::names::Endpoint,
     route: &'static str,
     predicted: Option<u64>,
+    counted: Option<u64>,
 }
 
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the
 /// decode pod reports its own cache; on a remote one engines report the prefill pod's.
-fn predicted(decision: &Decision, counted: crate::decide::snapshot::Counted) -> Option<u64> {
-    let exact = counted == crate::decide::snapshot::Counted::Exact;
+fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
+    let exact = counted == Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
-}
-
-fn refuse(cause: NoRoute) -> Refusal {
-    let status = match cause {
-        NoRoute::UnknownModel => 404,
-        // What the client names does not exist; that is not a matter of time.
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
-        NoRoute::NoPodInSubset
-        | NoRoute::NoDecodePod
-        | NoRoute::NoPrefillPod
-        | NoRoute::NoPodCanPrefill
-        | NoRoute::PinnedPodUnavailable(_) => 503,
-    };
-    let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
-    match cause {
-        NoRoute::UnknownModel => refusal.with_param(Some("model")),
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
-        _ => refusal.retry_after(Duration::from_secs(1)),
-    }
 }
 
 fn stopping() -> Refusal {

@@ -7,6 +7,7 @@
     reason = "fixtures and models fail the test that uses them"
 )]
 
+mod admin;
 mod architecture;
 mod cli_check;
 mod config;
@@ -19,6 +20,7 @@ mod decide_fixture;
 mod decide_golden;
 mod decide_ledger;
 mod decide_ledger_model;
+mod decide_prerequisites;
 mod decide_properties;
 mod docs;
 mod engine;
@@ -31,7 +33,12 @@ mod kubernetes;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
+mod metrics;
 mod policy_from;
 mod prompt_difference;
 mod prompt_golden;
 mod shadow;
+mod telemetry;
+mod telemetry_export;
+mod telemetry_log;
+mod telemetry_support;
