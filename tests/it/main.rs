@@ -12,6 +12,7 @@ mod cli_check;
 mod config;
 mod config_conditions;
 mod config_reload;
+mod config_kubernetes;
 mod config_watch;
 mod crd;
 mod decide;
