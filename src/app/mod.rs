@@ -16,6 +16,8 @@ mod shadow;
 mod standing;
 mod status;
 
+pub use crate::fleet::kubernetes::rights;
+
 use crate::app::standing::Standing;
 use crate::config::{
     Explain, Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Tls,
