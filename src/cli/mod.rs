@@ -13,8 +13,10 @@ pub mod policy;
 pub mod probe;
 pub mod rights;
 pub mod serve;
+pub mod top;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -46,6 +48,8 @@ enum Command {
     Crd,
     /// Translate the settings of another router into a policy.
     Policy(policy::PolicyArgs),
+    /// Show pods and decisions of a running picker, live.
+    Top(top::TopArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
     /// Ask a running deployment, as `helm test` does.
@@ -57,7 +61,7 @@ enum Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = arguments();
     let quiet = match &arguments.command {
         Command::Demo(_)
         | Command::Check(_)
@@ -65,7 +69,8 @@ pub fn main() -> ExitCode {
         | Command::Explain(_)
         | Command::Policy(_)
         | Command::Probe(_)
-        | Command::Rights(_) => "warn",
+        | Command::Rights(_)
+        | Command::Top(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -95,6 +100,7 @@ pub fn main() -> ExitCode {
             Command::Explain(args) => explain::run(args).await,
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
+            Command::Top(args) => top::run(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Probe(args) => probe::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
@@ -108,6 +114,23 @@ pub fn main() -> ExitCode {
             eprintln!("sidestep: {error:#}");
             ExitCode::from(1)
         }
+    }
+}
+
+/// The arguments. Called `kubectl-sidestep`, the program is a plugin, and its help says so.
+fn arguments() -> Arguments {
+    let called = std::env::args_os().next().map(PathBuf::from);
+    let plugin = called
+        .as_deref()
+        .and_then(Path::file_stem)
+        .is_some_and(|name| name == "kubectl-sidestep");
+    let mut command = Arguments::command();
+    if plugin {
+        command = command.bin_name("kubectl sidestep");
+    }
+    match Arguments::from_arg_matches(&command.get_matches()) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
     }
 }
 

@@ -19,6 +19,8 @@ use std::time::Duration;
 pub struct Process {
     /// Where to listen.
     pub listen: Listen,
+    /// Who may look at decisions, and where their traces are.
+    pub admin: Admin,
     /// How the external-processing port is secured.
     pub tls: Tls,
     /// Bounds on what is held at once.
@@ -31,8 +33,6 @@ pub struct Process {
     pub index: IndexLimits,
     /// Where spans go.
     pub telemetry: Telemetry,
-    /// What the admin port answers beyond reading.
-    pub admin: Admin,
     /// Where the data plane puts what it tells the picker.
     pub data_plane: DataPlane,
 }
@@ -46,6 +46,27 @@ pub struct Listen {
     pub health: SocketAddr,
     /// Metrics, explain and the decision page (HTTP).
     pub admin: SocketAddr,
+}
+
+/// Who may look at decisions, and where their traces are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admin {
+    /// Who may look.
+    pub access: AdminAccess,
+    /// Where a trace can be looked at: an `http` or `https` address with `{trace_id}` in it.
+    pub trace_link: Option<Arc<str>>,
+    /// Whether requests are explained.
+    pub explain: Explain,
+}
+
+/// Who may look at pods, policy and decisions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AdminAccess {
+    /// Whoever connects over loopback.
+    #[default]
+    Loopback,
+    /// Whoever sends the token in this file.
+    TokenFile(PathBuf),
 }
 
 /// How the external-processing port is secured.
@@ -120,13 +141,6 @@ pub struct IndexLimits {
     pub max_blocks: u64,
     /// Most blocks known of one pod.
     pub max_blocks_per_pod: u64,
-}
-
-/// What the admin port answers beyond reading.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Admin {
-    /// Whether requests are explained.
-    pub explain: Explain,
 }
 
 /// Whether requests are explained without being sent.

@@ -37,7 +37,7 @@ mirror! {
         "index" => index: Index,
         /// Where spans go.
         "telemetry" => telemetry: Telemetry,
-        /// What the admin port answers beyond reading.
+        /// Who may look at decisions, and what the admin port answers beyond reading.
         "admin" => admin: Admin,
         /// Where the data plane puts what it tells the picker.
         "dataPlane" => data_plane: DataPlane,
@@ -48,6 +48,16 @@ mirror! {
         "extProc" => ext_proc: Text,
         "health" => health: Text,
         "admin" => admin: Text,
+    }
+
+    /// The admin port.
+    struct Admin {
+        /// A file with the token that clients must send; absent: only loopback is shown anything.
+        "token" => token: FileRef,
+        /// The address of a trace, with `{trace_id}` in it.
+        "traceLink" => trace_link: Text,
+        /// Enabled or Disabled: whether requests may be explained without being sent.
+        "explain" => explain: Text,
     }
 
     /// TLS of the external-processing port.
@@ -172,12 +182,6 @@ mirror! {
         "sampleRatio" => sample_ratio: Number,
         /// Further resource attributes.
         "resource" => resource: TextMap,
-    }
-
-    /// What the admin port answers beyond reading.
-    struct Admin {
-        /// Enabled or Disabled: whether requests may be explained without being sent.
-        "explain" => explain: Text,
     }
 
     /// Keys in Envoy's dynamic metadata.

@@ -132,7 +132,7 @@ impl Process {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nhost: sidestep\r\nconnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
         )
         .unwrap();
         let mut answer = String::new();

@@ -7,6 +7,7 @@
     reason = "fixtures and models fail the test that uses them"
 )]
 
+mod admin;
 mod architecture;
 mod cli_check;
 mod config;
@@ -20,6 +21,7 @@ mod decide_fixture;
 mod decide_golden;
 mod decide_ledger;
 mod decide_ledger_model;
+mod decide_prerequisites;
 mod decide_properties;
 mod docs;
 mod engine;

@@ -193,6 +193,16 @@ class Life(unittest.TestCase):
                 until(lambda: chat(self.base, "secured")[0] == 200, f"an answer with tls.mode {tls['mode']}")
                 self.ask("secured")
 
+    def test_7_a_policy_file_takes_effect_without_a_restart(self):
+        file = {"source": "configMap", "spec": bypass("Never")}
+        before = set(self.pickers())
+        self.upgrade(policy=file)
+        until(lambda: not before & set(self.pickers()), "the pods that read the file")
+        pods = set(self.pickers())
+        self.upgrade(policy={**file, "spec": bypass("Always")})
+        until(lambda: self.policies_in_force("policy_always"), "the policy in the file", 90)
+        self.assertEqual(set(self.pickers()), pods)
+
     def test_9_uninstall_leaves_nothing(self):
         self.cluster.helm("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", "--timeout", "90s")
         kinds = self.cluster.kubectl("api-resources", "--verbs=list,delete", "--namespaced", "-o", "name").split()

@@ -8,8 +8,9 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
-    Admin, Conformance, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig,
-    PodSource, PolicySource, Process, Telemetry, Template, Tls, Tokenizer,
+    Admin, AdminAccess, Conformance, DataPlane, Explain, Export, IndexLimits, Limits, Listen,
+    MetadataKey, ModelConfig, PodSource, PolicySource, Process, Telemetry, Template, Tls,
+    Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
@@ -43,16 +44,17 @@ pub(crate) fn document(raw: &raw::Process, reading: &mut Reading<'_>) -> Parsed 
     reading.version(&raw.api_version, &raw.kind, raw.at, KIND);
     let (pod_source, pods) = pod_source(raw, reading);
     let (policy_source, policy) = policy_source(raw, &pod_source, reading);
+    let listen = listen(&raw.listen, reading);
     Parsed {
         process: Process {
-            listen: listen(&raw.listen, reading),
+            listen,
+            admin: admin(raw, listen, reading),
             tls: tls(&raw.tls, reading),
             limits: limits(&raw.limits, reading),
             pods: pod_source,
             policy: policy_source,
             index: index(&raw.index, reading),
             telemetry: telemetry(&raw.telemetry, reading),
-            admin: admin(&raw.admin, reading),
             data_plane: data_plane(&raw.data_plane, reading),
         },
         models: models(&raw.models, reading),
@@ -187,6 +189,38 @@ fn listen(raw: &Field<raw::Listen>, reading: &mut Reading<'_>) -> Listen {
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
     let shared = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && shared
+}
+
+fn admin(raw: &raw::Process, listen: Listen, reading: &mut Reading<'_>) -> Admin {
+    let mut admin = Admin::default();
+    if let Some(Spot { value: section, .. }) = raw.admin.given() {
+        if let Some(Spot { at, value: token }) = section.token.given() {
+            if let Field::Absent = token.file {
+                reading.report.missing(*at, "file", "the path of a file");
+            }
+            if let Some(path) = reading.file(&token.file) {
+                admin.access = AdminAccess::TokenFile(path);
+            }
+        }
+        let words = [
+            ("Enabled", Explain::Enabled),
+            ("Disabled", Explain::Disabled),
+        ];
+        admin.explain = reading.or(&section.explain, Explain::Disabled, |text| {
+            values::word(text, &words)
+        });
+        admin.trace_link = reading.optional(&section.trace_link, values::trace_link);
+    }
+    let token = raw.admin.given().map(|spot| &spot.value.token);
+    if !listen.admin.ip().is_loopback()
+        && matches!(token, None | Some(Field::Absent))
+        && let Some(spot) = raw.listen.given().and_then(|spot| spot.value.admin.given())
+    {
+        let message = "is reached over the network and there is no admin.token: there, only metrics and \
+                       health are answered; pods, policy and decisions are shown on loopback";
+        reading.report.warn(spot.at, message);
+    }
+    admin
 }
 
 fn tls(raw: &Field<raw::Tls>, reading: &mut Reading<'_>) -> Tls {
@@ -394,21 +428,6 @@ fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetr
         reading.no_effect(&raw.sample_ratio, why);
     }
     telemetry
-}
-
-fn admin(raw: &Field<raw::Admin>, reading: &mut Reading<'_>) -> Admin {
-    let words = [
-        ("Enabled", Explain::Enabled),
-        ("Disabled", Explain::Disabled),
-    ];
-    let raw = raw.given().map(|spot| &spot.value);
-    Admin {
-        explain: raw.map_or(Explain::Disabled, |raw| {
-            reading.or(&raw.explain, Explain::Disabled, |text| {
-                values::word(text, &words)
-            })
-        }),
-    }
 }
 
 fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPlane {

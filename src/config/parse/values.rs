@@ -324,6 +324,19 @@ pub(crate) fn url(leaf: &Text) -> Result<Arc<str>, Wrong> {
     })
 }
 
+/// The address of a trace, with a place for its id.
+pub(crate) fn trace_link(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "an address such as http://jaeger:16686/trace/{trace_id}";
+    leaf.parse(expected, |text| {
+        let uri: http::Uri = text.replace("{trace_id}", "0").parse().ok()?;
+        let fits = matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some()
+            && text.contains("{trace_id}")
+            && text.len() <= LONGEST_TEXT;
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
 /// The path of an HTTP request.
 pub(crate) fn url_path(leaf: &Text) -> Result<Arc<str>, Wrong> {
     leaf.parse("a path such as /metrics", |text| {
