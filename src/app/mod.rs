@@ -16,6 +16,8 @@ mod shadow;
 mod standing;
 mod status;
 
+pub use crate::fleet::kubernetes::rights;
+
 use crate::admin::Admin;
 use crate::admin::access::{Access, Token, TokenError};
 use crate::app::standing::Standing;
