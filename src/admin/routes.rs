@@ -36,7 +36,7 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
         "/readyz" => text(
             StatusCode::SERVICE_UNAVAILABLE,
             "text/plain",
-            "not ready: no decode pod is ready\n".into(),
+            format!("not ready: {}\n", picker.hindrance()),
         ),
         "/v1/pods" => json(&picker.pods()),
         "/v1/policy" => json(&picker.policy_summary()),

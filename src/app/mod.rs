@@ -7,18 +7,25 @@
 
 mod attend;
 mod collect;
+mod kubernetes;
 mod models;
+mod policies;
 mod prerequisites;
 mod reload;
 mod shadow;
 mod standing;
+mod status;
 
 use crate::app::standing::Standing;
-use crate::config::{Explain, Export, Handoff, Loaded, LoadedPolicy, Process, Source, Tls};
+use crate::config::{
+    Explain, Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Tls,
+};
+use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
 use crate::fleet::Roster;
+use crate::fleet::kubernetes::{Cluster, ConnectError};
 use crate::kv::index::Index;
 use crate::load::Ledger;
 use crate::observe::{Observer, Sources};
@@ -29,6 +36,7 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::trace::{TraceError, TraceSettings, Tracing};
 use crate::units::BlockSize;
 use attend::Attendant;
+use kubernetes::PolicyKnown;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -62,6 +70,9 @@ pub enum StartError {
     /// The trace exporter could not be set up.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// No cluster could be found.
+    #[error(transparent)]
+    Cluster(#[from] ConnectError),
     /// The certificate could not be used.
     #[error(transparent)]
     Server(#[from] server::ServerError),
@@ -145,6 +156,20 @@ impl App {
             counters: Arc::clone(&counters),
         }));
 
+        metrics.register_collector(Box::new(kubernetes::Following(Arc::clone(&roster))));
+        let in_cluster = matches!(process.pods, PodSource::Kubernetes(_))
+            || matches!(process.policy, PolicySource::Kubernetes(_));
+        let cluster = if in_cluster {
+            Some(Cluster::find().await?)
+        } else {
+            None
+        };
+        let watches = Arc::clone(roster.watches());
+        let (policy_known, knows_policy) = watch::channel(match process.policy {
+            PolicySource::Kubernetes(_) => PolicyKnown::NotYet,
+            PolicySource::Inline | PolicySource::File(_) => PolicyKnown::Yes,
+        });
+
         let shadow = shadow::put(&loaded.shadow, &picker, &metrics);
         let (ask_shadow, asked_shadow) = watch::channel(loaded.shadow.clone());
         let policy = LoadedPolicy {
@@ -155,13 +180,23 @@ impl App {
             warnings: Vec::new(),
             content: loaded.policy_content,
         };
-        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models));
+        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models.clone()));
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
-        match &process.pods {
-            Source::Inline => tasks.spawn(attendant.stay()),
-            Source::File(path) => {
+        match (&process.pods, &cluster) {
+            (PodSource::Kubernetes(discovery), Some(cluster)) => {
+                let discovery = (**discovery).clone();
+                let cluster = cluster.clone();
+                let standing = match process.policy {
+                    PolicySource::Kubernetes(_) => None,
+                    PolicySource::Inline | PolicySource::File(_) => Some(standing.clone()),
+                };
+                let to = (attendant, standing);
+                tasks.spawn(kubernetes::pods(cluster, discovery, to, knows_policy))
+            }
+            (PodSource::Inline | PodSource::Kubernetes(_), _) => tasks.spawn(attendant.stay()),
+            (PodSource::File(path), _) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
                 tasks.spawn(reload::pods(
@@ -172,12 +207,26 @@ impl App {
                 ))
             }
         };
-        if let Source::File(path) = &process.policy {
-            let watch =
-                crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
-            let weak = Arc::downgrade(&picker);
-            let put = (standing, ask_shadow);
-            tasks.spawn(reload::policy(watch, weak, metrics.clone(), put));
+        match (&process.policy, cluster) {
+            (PolicySource::Kubernetes(objects), Some(cluster)) => {
+                let source = policies::Source {
+                    cluster,
+                    objects: objects.clone(),
+                    models: loaded.models,
+                    default: (*picker.in_force()).clone(),
+                    watches,
+                    picker: Arc::downgrade(&picker),
+                };
+                tasks.spawn(policies::policies(source, policy_known));
+            }
+            (PolicySource::Inline | PolicySource::Kubernetes(_), _) => {}
+            (PolicySource::File(path), _) => {
+                let watch =
+                    crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
+                let weak = Arc::downgrade(&picker);
+                let put = (standing, ask_shadow);
+                tasks.spawn(reload::policy(watch, weak, metrics.clone(), put));
+            }
         }
         tasks.spawn(shadow::follow(
             asked_shadow,
@@ -359,6 +408,10 @@ fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>
             subset_hint: key(&process.data_plane.subset_hint),
             destination: key(&process.data_plane.destination),
             served: key(&process.data_plane.served),
+        },
+        conformance: match process.data_plane.conformance {
+            crate::config::Conformance::Disabled => Conformance::Disabled,
+            crate::config::Conformance::Enabled => Conformance::Enabled,
         },
         counters,
     }

@@ -10,6 +10,8 @@ pub mod demo;
 pub mod engine;
 pub mod explain;
 pub mod policy;
+pub mod probe;
+pub mod rights;
 pub mod serve;
 
 use clap::{Parser, Subcommand};
@@ -36,6 +38,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Print the rights that the picker uses in a cluster, as a Role.
+    Rights(rights::RightsArgs),
     /// Say why a request would go where it would go, or why one went there.
     Explain(explain::ExplainArgs),
     /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
@@ -44,6 +48,8 @@ enum Command {
     Policy(policy::PolicyArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
+    /// Ask a running deployment, as `helm test` does.
+    Probe(probe::ProbeArgs),
     /// Run one simulated engine pod.
     Engine(Box<engine::EngineArgs>),
 }
@@ -57,7 +63,9 @@ pub fn main() -> ExitCode {
         | Command::Check(_)
         | Command::Crd
         | Command::Explain(_)
-        | Command::Policy(_) => "warn",
+        | Command::Policy(_)
+        | Command::Probe(_)
+        | Command::Rights(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
     init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
@@ -83,10 +91,12 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Rights(args) => rights::run(&args),
             Command::Explain(args) => explain::run(args).await,
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
             Command::Demo(args) => demo::run(args).await,
+            Command::Probe(args) => probe::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });

@@ -5,6 +5,7 @@
 //! Invariant: a value of these types needs no further check; file names are absolute or relative to
 //! the working directory, no longer to the file that named them.
 
+use crate::fleet::kubernetes::Discovery;
 use crate::names::ModelName;
 use crate::units::{BlockSize, Ratio};
 use std::net::SocketAddr;
@@ -23,9 +24,9 @@ pub struct Process {
     /// Bounds on what is held at once.
     pub limits: Limits,
     /// Where the pods are listed.
-    pub pods: Source,
+    pub pods: PodSource,
     /// Where the policy is.
-    pub policy: Source,
+    pub policy: PolicySource,
     /// Bounds of the KV index.
     pub index: IndexLimits,
     /// Where spans go.
@@ -78,13 +79,38 @@ pub struct Limits {
     pub drain_timeout: Duration,
 }
 
-/// Whether something is written in the process config or in a file of its own.
+/// Where the pods are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum PodSource {
     /// In the process config; changes with a restart.
     Inline,
     /// In this file, which is watched.
     File(PathBuf),
+    /// In a cluster, which is watched.
+    Kubernetes(Box<Discovery>),
+}
+
+/// Where the policy is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicySource {
+    /// In the process config; changes with a restart.
+    Inline,
+    /// In this file, which is watched.
+    File(PathBuf),
+    /// In a cluster, which is watched; the policy loaded with the config is in force while the cluster
+    /// has none.
+    Kubernetes(PolicyObjects),
+}
+
+/// Which policies of a cluster apply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyObjects {
+    /// Their namespace; `None` is the program's own.
+    pub namespace: Option<Arc<str>>,
+    /// The InferencePool they target.
+    pub pool: Arc<str>,
+    /// The Lease through which replicas agree who writes their status.
+    pub lease: Arc<str>,
 }
 
 /// Bounds of the KV index.
@@ -144,6 +170,18 @@ pub struct DataPlane {
     pub destination: MetadataKey,
     /// The endpoint that served, as told by it.
     pub served: MetadataKey,
+    /// Whether conformance tests may steer.
+    pub conformance: Conformance,
+}
+
+/// Whether a request may choose its endpoint, and its answer names the one that served, as the
+/// conformance tests of the Gateway API Inference Extension want it. Not for production.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conformance {
+    /// No.
+    Disabled,
+    /// Yes.
+    Enabled,
 }
 
 /// One key in Envoy's dynamic metadata.

@@ -264,6 +264,7 @@ impl Picker {
             .unwrap_or_else(|| Arc::from(OTHER_MODEL));
         self.metrics
             .decided(&label, decision.route.as_str(), decision.because.as_str());
+        self.metrics.reason(decision.because);
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
         self.metrics.stage("decide", facts.times.decide);

@@ -119,6 +119,17 @@ impl Picker {
             .any(|pod| pod.spec.role.decodes() && pod.availability() == Availability::Ready)
     }
 
+    /// What hinders readiness, in words.
+    #[must_use]
+    pub fn hindrance(&self) -> String {
+        let mut words = "no decode pod is ready".to_owned();
+        if let Some(trouble) = self.observer.roster.watches().trouble() {
+            words.push_str("; ");
+            words.push_str(&trouble);
+        }
+        words
+    }
+
     /// All pods.
     #[must_use]
     pub fn pods(&self) -> Vec<PodStatus> {

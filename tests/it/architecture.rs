@@ -95,6 +95,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("serde_yaml::", &["src/config/"]),
     ("opentelemetry::", &["src/telemetry/trace.rs"]),
     ("opentelemetry_sdk::", &["src/telemetry/trace.rs"]),
+    ("kube::", &["src/fleet/kubernetes/"]),
+    ("k8s_openapi::", &["src/fleet/kubernetes/"]),
     ("zeromq::", &["src/kv/feed", "src/engine/"]),
     ("minijinja::", &["src/prompt/", "src/cli/demo/"]),
     ("tokenizers::", &["src/prompt/tokenizer"]),

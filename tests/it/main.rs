@@ -8,7 +8,9 @@
 )]
 
 mod architecture;
+mod cli_check;
 mod config;
+mod config_conditions;
 mod config_reload;
 mod config_watch;
 mod crd;
@@ -26,9 +28,11 @@ mod extproc_gateway;
 mod extproc_grpc;
 mod extproc_picker;
 mod fleet;
+mod kubernetes;
 mod kv_captures;
 mod kv_feed;
 mod kv_support;
+mod policy_from;
 mod prompt_difference;
 mod prompt_golden;
 mod shadow;
