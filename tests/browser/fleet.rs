@@ -63,7 +63,10 @@ policy: {{file: policy.yaml}}
         let app = App::start(sidestep::config::load(&file).unwrap())
             .await
             .unwrap();
-        let (picker, url) = (Arc::clone(app.picker()), format!("http://{}", app.bound().admin));
+        let (picker, url) = (
+            Arc::clone(app.picker()),
+            format!("http://{}", app.bound().admin),
+        );
         let mut tasks = JoinSet::new();
         tasks.spawn(async move { app.run(std::future::pending()).await.unwrap() });
         tasks.spawn(reports(Arc::clone(&picker)));
@@ -186,7 +189,10 @@ async fn request(picker: Arc<Picker>, number: usize) {
     };
     // 30 to some 1,600 tokens, estimated at four bytes each.
     let words = 25 + number * 7919 % 1300;
-    let body = format!(r#"{{"model":"{model}","prompt":"{}"}}"#, "word ".repeat(words));
+    let body = format!(
+        r#"{{"model":"{model}","prompt":"{}"}}"#,
+        "word ".repeat(words)
+    );
     let head = Head {
         method: "POST".into(),
         path: "/v1/completions".into(),

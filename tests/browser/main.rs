@@ -4,6 +4,13 @@
 //! this folder and a Chromium (`CHROMIUM`, or one on the path); `tests/run browser` sees to both.
 //! Screenshots are left under `target/tmp/browser`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests fail the test, as the tests do"
+)]
+
 mod fleet;
 
 use fleet::{Fleet, Pods};
