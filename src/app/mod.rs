@@ -22,8 +22,8 @@ use crate::admin::Admin;
 use crate::admin::access::{Access, Token, TokenError};
 use crate::app::standing::Standing;
 use crate::config::{
-    AdminAccess, Explain, Export, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process,
-    Tls,
+    AdminAccess, Explain, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process,
+    Protocol, Tls,
 };
 use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;
@@ -38,8 +38,9 @@ use crate::pick::{ExplainLimits, Explainer, InForce, Parts, Picker};
 use crate::route::Dialect;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::trace::{TraceError, TraceSettings, Tracing};
-use crate::units::BlockSize;
+use crate::telemetry::trace::settings::{self, FileSettings};
+use crate::telemetry::trace::{TraceError, Tracing};
+use crate::units::{BlockSize, Ratio};
 use attend::Attendant;
 use kubernetes::PolicyKnown;
 use std::future::Future;
@@ -323,7 +324,7 @@ impl App {
                 tracing::error!(%error, "the admin port stopped");
             }
         });
-        let settings = settings(&self.process, self.tls, Arc::clone(&self.counters));
+        let settings = server_settings(&self.process, self.tls, Arc::clone(&self.counters));
         let serving = server::serve(
             self.ext_proc,
             Arc::clone(&self.picker),
@@ -341,12 +342,7 @@ impl App {
         };
         let _ = stopping.send(true);
         self.tasks.shutdown().await;
-        let picker = self.picker;
-        // Sends the last spans; blocks, up to the exporter's timeout.
-        let flushed = tokio::task::spawn_blocking(move || picker.shutdown_tracing());
-        if let Err(error) = flushed.await {
-            tracing::warn!(%error, "the last spans could not be sent");
-        }
+        self.picker.tracing().shutdown().await;
         tracing::info!("stopped");
         result
     }
@@ -425,24 +421,33 @@ fn tls(tls: &Tls) -> server::Tls {
 }
 
 fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
-    let Export::Otlp(endpoint) = &process.telemetry.export else {
-        return Ok(Tracing::Off);
-    };
     let text = |part: &Arc<str>| part.to_string();
-    Tracing::start(&TraceSettings {
-        endpoint: text(endpoint),
-        service_name: text(&process.telemetry.service_name),
-        sample_ratio: process.telemetry.sample_ratio.get(),
-        resource: process
-            .telemetry
+    let telemetry = &process.telemetry;
+    let file = FileSettings {
+        endpoint: telemetry.endpoint.as_ref().map(text),
+        protocol: telemetry.protocol.map(|protocol| match protocol {
+            Protocol::Grpc => settings::Protocol::Grpc,
+            Protocol::HttpProtobuf => settings::Protocol::HttpProtobuf,
+        }),
+        service_name: telemetry.service_name.as_ref().map(text),
+        sample_ratio: telemetry.sample_ratio.map(Ratio::get),
+        resource: telemetry
             .resource
             .iter()
             .map(|(key, value)| (text(key), text(value)))
             .collect(),
-    })
+    };
+    match settings::resolve(file, |name| std::env::var(name).ok())? {
+        Some(settings) => Tracing::start(&settings),
+        None => Ok(Tracing::Off),
+    }
 }
 
-fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
+fn server_settings(
+    process: &Process,
+    tls: server::TlsMaterial,
+    counters: Arc<Counters>,
+) -> Settings {
     Settings {
         limits: limits(&process.limits),
         tls,

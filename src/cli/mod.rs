@@ -9,6 +9,7 @@ pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod explain;
+mod logging;
 pub mod policy;
 pub mod probe;
 pub mod rights;
@@ -18,7 +19,6 @@ pub mod top;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// Envoy endpoint picker for disaggregated LLM serving.
 #[derive(Debug, Parser)]
@@ -73,7 +73,7 @@ pub fn main() -> ExitCode {
         | Command::Top(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
-    init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    logging::init(arguments.log.as_deref(), quiet, arguments.log_json);
     // A panic message of a library may quote its input, which may be a prompt: only the place is told.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
@@ -131,25 +131,5 @@ fn arguments() -> Arguments {
     match Arguments::from_arg_matches(&command.get_matches()) {
         Ok(arguments) => arguments,
         Err(error) => error.exit(),
-    }
-}
-
-fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
-    let filter = filter
-        .map(str::to_owned)
-        .or_else(|| std::env::var("RUST_LOG").ok())
-        .unwrap_or_else(|| quiet.to_owned());
-    // The tokenizer reports its set-up at info; a filter that names it still wins.
-    let filter = format!("tk_encode=warn,{filter}");
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
-        .with_writer(std::io::stderr);
-    let set = if json {
-        builder.json().try_init()
-    } else {
-        builder.try_init()
-    };
-    if let Err(error) = set {
-        eprintln!("sidestep: logging could not be set up: {error}");
     }
 }

@@ -27,8 +27,8 @@ pub use load::{
     Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
 };
 pub use process::{
-    Admin, AdminAccess, Conformance, DataPlane, Explain, Export, IndexLimits, Limits, Listen,
-    MetadataKey, ModelConfig, PodSource, PolicyObjects, PolicySource, Process, Telemetry, Template, Tls,
+    Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
+    ModelConfig, PodSource, PolicyObjects, PolicySource, Process, Protocol, Telemetry, Template, Tls,
     Tokenizer,
 };
 

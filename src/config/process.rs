@@ -153,26 +153,28 @@ pub enum Explain {
     Enabled,
 }
 
-/// Where spans go.
-#[derive(Clone, Debug, PartialEq)]
+/// Where spans go. What is absent here is taken from the standard `OTEL_*` variables.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Telemetry {
-    /// Whether and where spans are exported.
-    pub export: Export,
+    /// An OTLP receiver, an `http://` or `https://` address.
+    pub endpoint: Option<Arc<str>>,
+    /// How it is spoken to.
+    pub protocol: Option<Protocol>,
     /// `service.name`.
-    pub service_name: Arc<str>,
+    pub service_name: Option<Arc<str>>,
     /// Share of requests without a sampled parent that are recorded, 0..=1.
-    pub sample_ratio: Ratio,
+    pub sample_ratio: Option<Ratio>,
     /// Further resource attributes, in the order of the file.
     pub resource: Vec<(Arc<str>, Arc<str>)>,
 }
 
-/// Whether and where spans are exported.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Export {
-    /// Nowhere.
-    Off,
-    /// To this OTLP gRPC endpoint, an `http://` or `https://` address.
-    Otlp(Arc<str>),
+/// How spans are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// OTLP over gRPC.
+    Grpc,
+    /// OTLP over HTTP, in protobuf.
+    HttpProtobuf,
 }
 
 /// Where the data plane puts what it tells the picker.

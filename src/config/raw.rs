@@ -175,8 +175,10 @@ mirror! {
 
     /// Where spans go.
     struct Telemetry {
-        /// An OTLP gRPC endpoint; absent: nowhere.
+        /// An OTLP receiver; absent: that of `OTEL_EXPORTER_OTLP_ENDPOINT`, or nowhere.
         "otlpEndpoint" => otlp_endpoint: Text,
+        /// grpc or http/protobuf.
+        "otlpProtocol" => otlp_protocol: Text,
         "serviceName" => service_name: Text,
         /// Share of requests without a sampled parent that are recorded.
         "sampleRatio" => sample_ratio: Number,

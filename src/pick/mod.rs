@@ -4,6 +4,7 @@
 //! Never here: Envoy types, thresholds, file formats.
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
+mod admit;
 mod ask;
 mod draws;
 mod explain;
@@ -26,16 +27,15 @@ pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
-use crate::decide::reason::NoRoute;
-use crate::decide::snapshot::Ask;
+use crate::decide::reason::Because;
+use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::ModelName;
-use crate::observe::{Observation, Observer};
+use crate::observe::Observer;
+use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
-use crate::pick::question::Question;
 use crate::pick::readable::History;
 use crate::pick::usage::Tail;
 use crate::pick::whatif::{Recent, Remembered};
@@ -43,8 +43,7 @@ use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::record::{Facts, Record, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -171,9 +170,11 @@ impl Picker {
     /// A [`Refusal`] for the client.
     pub async fn pick(&self, head: Head, body: Option<Bytes>) -> Result<Picked, Refusal> {
         let began = Instant::now();
-        let mut span = self
-            .tracing
-            .open(head.trace_parent.as_deref(), head.trace_state.as_deref());
+        let mut span = self.tracing.open(
+            head.trace_parent.as_deref(),
+            head.trace_state.as_deref(),
+            began,
+        );
         let result = self.pick_in(&head, body, began, &mut span).await;
         match result {
             Ok((plan, settled)) => Ok(Picked {
@@ -182,7 +183,6 @@ impl Picker {
             }),
             Err(refusal) => {
                 span.refused(refusal.status, refusal.code);
-                self.metrics.refused(refusal.code, refusal.status);
                 Err(refusal)
             }
         }
@@ -206,7 +206,8 @@ impl Picker {
             observation,
             session,
             shadow,
-        } = self.admit((&in_force, &in_shadow), head, &understood)?;
+            stages,
+        } = self.admit((&in_force, &in_shadow), head, &understood, span)?;
 
         let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
@@ -216,7 +217,10 @@ impl Picker {
             plan.edits.push(HeaderEdit::Set("traceparent", own));
         }
         let times = Times {
-            decide: understood_at.elapsed(),
+            understood: understood_at - began,
+            observe: stages.observe,
+            decide: stages.decide,
+            book: stages.book,
             ..understood.times
         };
         let facts = Facts {
@@ -226,6 +230,7 @@ impl Picker {
             operation: understood.operation,
             model: understood.label.clone(),
             stream: understood.stream,
+            max_tokens: understood.max_tokens,
             counted: understood.counted.as_str(),
             encode_trouble: understood.trouble,
             session,
@@ -236,12 +241,13 @@ impl Picker {
                 .map(|pick| observation.name(pick.candidate.pod)),
             candidates: observation.snapshot.candidates.len(),
             times,
-            trace_id: span.trace_id(),
+            trace_id: span.trace_id().map(|trace| trace.to_string()),
             flip: nearest_flip(&decision, &in_force.policy),
             shadow,
         };
         span.decided(&decision, &facts);
-        self.count(&decision, &facts, began);
+        self.metrics.decision(began.elapsed(), span.trace_id());
+        self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
         self.recent.push(Remembered {
@@ -256,18 +262,20 @@ impl Picker {
             destination: plan.destination,
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
+            counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
         };
         Ok((plan, settled))
     }
 
     /// Reads the body and turns its prompt into tokens, on a blocking thread when it is long.
     async fn understand(&self, head: &Head, body: Option<Bytes>) -> Result<Understood, Refusal> {
+        let began = Instant::now();
         let Some((api, body)) = Api::from_path(&head.path).zip(body) else {
             return Ok(Understood::pass_through());
         };
         let sizes = self.observer.block_sizes();
         if body.len() <= INLINE_BYTES {
-            return ask::understand(&self.encoder, api, &body, &sizes);
+            return ask::understand(&self.encoder, (api, &body), &sizes, began);
         }
         let permit = Arc::clone(&self.encoding)
             .acquire_owned()
@@ -276,71 +284,54 @@ impl Picker {
         let encoder = Arc::clone(&self.encoder);
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            ask::understand(&encoder, api, &body, &sizes)
+            ask::understand(&encoder, (api, &body), &sizes, began)
         })
         .await
         .map_err(|_| stopping())?
     }
 
-    fn admit(
-        &self,
-        (in_force, in_shadow): (&InForce, &InShadow),
-        head: &Head,
-        understood: &Understood,
-    ) -> Result<Admitted, Refusal> {
-        let draw = self.draws.next();
-        let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
-        let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self.observer.look(&names, &understood.chains, question.now);
-        let mut ask = question.ask.clone();
-        let mut opinion = None;
-        let admitted = self
-            .ledger
-            .admit(question.admission(&understood.chains), |loads| {
-                observation.with_loads(loads);
-                Question::bind(&mut ask, question.policy, loads);
-                let (result, shadow) = question.decide(&ask, &observation.snapshot);
-                opinion = shadow;
-                result
-            });
-        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
-            let result = admitted.as_ref().map(|(decision, _)| decision);
-            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(&shadow);
-            shadow
-        });
-        let (decision, booking) = admitted.map_err(refuse)?;
-        Ok(Admitted {
-            session: question.session_outcome(&ask, &decision),
-            decision,
-            booking,
-            ask,
-            observation,
-            shadow,
-        })
-    }
-
-    fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
+    fn count(&self, decision: &Decision, facts: &Facts) {
         let label = facts
             .model
             .clone()
             .unwrap_or_else(|| Arc::from(OTHER_MODEL));
-        self.metrics
-            .decided(&label, decision.route.as_str(), decision.because.as_str());
+        self.metrics.decided(
+            &label,
+            decision.route.as_str(),
+            decision.because.as_str(),
+            decision.because.is_bypass(),
+        );
         self.metrics.reason(decision.because);
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
+        self.metrics.stage("observe", facts.times.observe);
         self.metrics.stage("decide", facts.times.decide);
-        self.metrics.stage("total", began.elapsed());
+        self.metrics.stage("book", facts.times.book);
         if let Some(trouble) = facts.encode_trouble {
             self.metrics.encode_trouble(trouble);
+            tracing::warn!(
+                kind = trouble,
+                model = facts.model.as_deref(),
+                "a prompt was only estimated: cached blocks cannot be seen; check the model's tokenizer and chat template"
+            );
+        }
+        if decision.because == Because::NoPrefillPod {
+            tracing::warn!(
+                "no prefill pod is ready, so decode pods prefill too; check the pods of role prefill (/v1/pods)"
+            );
         }
         tracing::debug!(
             id = facts.decision_id,
             route = decision.route.as_str(),
             because = decision.because.as_str(),
             decode = %facts.decode_pod,
+            prefill = facts.prefill_pod.as_deref(),
+            model = facts.model.as_deref(),
             prompt_tokens = decision.prompt_tokens.0,
+            net_new_tokens = decision.considered.local.as_ref().map(|pick| pick.net_new_tokens.0),
+            rule = decision.rule,
+            generation = facts.generation,
+            trace_id = facts.trace_id.as_deref(),
             "decided"
         );
     }
@@ -356,6 +347,8 @@ impl Picker {
             destination: settled.destination,
             route: settled.route,
             predicted: settled.predicted,
+            counted: settled.counted,
+            status: None,
             progress: Progress::Waiting,
             tail: Tail::default(),
         }
@@ -422,20 +415,11 @@ impl Picker {
         &self.observer
     }
 
-    /// Sends the spans that are queued and stops tracing. Blocks.
-    pub fn shutdown_tracing(&self) {
-        self.tracing.shutdown();
+    /// Where spans go.
+    #[must_use]
+    pub fn tracing(&self) -> &Tracing {
+        &self.tracing
     }
-}
-
-/// A request that was decided and booked.
-struct Admitted {
-    decision: Decision,
-    booking: Booking,
-    ask: Ask,
-    observation: Observation,
-    session: SessionOutcome,
-    shadow: Option<ShadowFacts>,
 }
 
 /// What a decision leaves behind for its flight.
@@ -445,32 +429,14 @@ struct Settled {
     destination: crate::names::Endpoint,
     route: &'static str,
     predicted: Option<u64>,
+    counted: Option<u64>,
 }
 
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the
 /// decode pod reports its own cache; on a remote one engines report the prefill pod's.
-fn predicted(decision: &Decision, counted: crate::decide::snapshot::Counted) -> Option<u64> {
-    let exact = counted == crate::decide::snapshot::Counted::Exact;
+fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
+    let exact = counted == Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
-}
-
-fn refuse(cause: NoRoute) -> Refusal {
-    let status = match cause {
-        NoRoute::UnknownModel => 404,
-        // What the client names does not exist; that is not a matter of time.
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
-        NoRoute::NoPodInSubset
-        | NoRoute::NoDecodePod
-        | NoRoute::NoPrefillPod
-        | NoRoute::NoPodCanPrefill
-        | NoRoute::PinnedPodUnavailable(_) => 503,
-    };
-    let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
-    match cause {
-        NoRoute::UnknownModel => refusal.with_param(Some("model")),
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
-        _ => refusal.retry_after(Duration::from_secs(1)),
-    }
 }
 
 fn stopping() -> Refusal {

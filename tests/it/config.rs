@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Explain, Export, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
-    Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
+    Telemetry, Template, Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,
@@ -366,7 +366,7 @@ fn the_least_process_config_has_the_documented_defaults() {
         (process.pods, process.policy),
         (PodSource::Inline, PolicySource::Inline)
     );
-    assert_eq!(process.telemetry.export, Export::Off);
+    assert_eq!(process.telemetry, Telemetry::default());
     assert_eq!(process.admin.explain, Explain::Disabled);
     assert_eq!(
         &*process.data_plane.subset_hint.namespace,
@@ -438,6 +438,11 @@ fn every_range_ends_where_its_message_says() {
             "telemetry: {otlpEndpoint: 'http://c:4317', sampleRatio: #}",
             vec!["0", "1", "0.5", "-0.0", "1e-9"],
             vec!["1.0000001", "-0.1", ".nan", "'1'", "[1]"],
+        ),
+        (
+            "telemetry: {otlpProtocol: #}",
+            vec!["grpc", "http/protobuf"],
+            vec!["http/json", "http", "GRPC", "1", "''"],
         ),
         (
             "telemetry: {otlpEndpoint: #}",

@@ -8,15 +8,14 @@ use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
 use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
-    Admin, AdminAccess, Conformance, DataPlane, Explain, Export, IndexLimits, Limits, Listen,
-    MetadataKey, ModelConfig, PodSource, PolicySource, Process, Telemetry, Template, Tls,
+    Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
+    ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls,
     Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
 use crate::fleet::PodSpec;
 use crate::names::ModelName;
-use crate::units::Ratio;
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -399,22 +398,18 @@ fn index(raw: &Field<raw::Index>, reading: &mut Reading<'_>) -> IndexLimits {
 }
 
 fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetry {
-    let mut telemetry = Telemetry {
-        export: Export::Off,
-        service_name: Arc::from("sidestep"),
-        sample_ratio: Ratio::ONE,
-        resource: Vec::new(),
-    };
+    let mut telemetry = Telemetry::default();
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return telemetry;
     };
-    telemetry.export = reading.or(&raw.otlp_endpoint, Export::Off, |text| {
-        values::url(text).map(Export::Otlp)
-    });
-    telemetry.service_name = reading.or(&raw.service_name, telemetry.service_name, values::name);
-    telemetry.sample_ratio = reading.or(&raw.sample_ratio, telemetry.sample_ratio, |value| {
-        values::ratio(value, 1.0)
-    });
+    let words = [
+        ("grpc", Protocol::Grpc),
+        ("http/protobuf", Protocol::HttpProtobuf),
+    ];
+    telemetry.endpoint = reading.optional(&raw.otlp_endpoint, values::url);
+    telemetry.protocol = reading.optional(&raw.otlp_protocol, |text| values::word(text, &words));
+    telemetry.service_name = reading.optional(&raw.service_name, values::name);
+    telemetry.sample_ratio = reading.optional(&raw.sample_ratio, |value| values::ratio(value, 1.0));
     if let Some(Spot { value: map, .. }) = raw.resource.given() {
         for (key, spot) in &map.0 {
             match (values::name(key), values::label(&spot.value)) {
@@ -422,10 +417,6 @@ fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetr
                 (Err(wrong), _) | (_, Err(wrong)) => reading.report.fault(spot.at, wrong),
             }
         }
-    }
-    if telemetry.export == Export::Off {
-        let why = "there is no otlpEndpoint, so nothing is exported";
-        reading.no_effect(&raw.sample_ratio, why);
     }
     telemetry
 }
