@@ -6,7 +6,7 @@
 //! its load are forgotten, so nothing can put them back.
 
 use crate::fleet::scrape::{Scrapers, Settings};
-use crate::fleet::{Pod, PodSpec, Roster};
+use crate::fleet::{KvEventsSpec, Pod, PodSpec, Roster};
 use crate::kv::feed::{self, Feed, FeedSource};
 use crate::kv::index::Index;
 use crate::load::Ledger;
@@ -22,7 +22,7 @@ pub(super) struct Attendant {
     index: Arc<Index>,
     sources: Arc<Sources>,
     ledger: Ledger,
-    feeds: HashMap<PodId, Arc<Feed>>,
+    feeds: HashMap<PodId, (KvEventsSpec, Arc<Feed>)>,
     scrapers: Scrapers,
 }
 
@@ -61,14 +61,11 @@ impl Attendant {
                 "pod listed"
             );
             self.index.add_pod(pod.id);
-            self.feeds.remove(&pod.id);
-            if let Some(feed) = self.feed(pod) {
-                self.feeds.insert(pod.id, feed);
-            }
+            self.attend_feed(pod);
         }
         self.scrapers.follow(&self.roster.view());
         self.sources
-            .set(self.feeds.iter().map(|(id, feed)| (*id, Arc::clone(feed))));
+            .set(self.feeds.iter().map(|(id, (_, feed))| (*id, Arc::clone(feed))));
         for pod in &changes.removed {
             self.index.forget(pod.id);
             self.ledger.forget(pod.id);
@@ -81,9 +78,19 @@ impl Attendant {
         }
     }
 
-    fn feed(&self, pod: &Arc<Pod>) -> Option<Arc<Feed>> {
-        let source = pod.spec.kv_events.as_ref()?;
-        Some(Arc::new(feed::spawn(
+    /// Keeps the feed of a pod whose events still come from the same place: nothing is missed when
+    /// only its role or readiness changes.
+    fn attend_feed(&mut self, pod: &Pod) {
+        let Some(source) = &pod.spec.kv_events else {
+            self.feeds.remove(&pod.id);
+            return;
+        };
+        if self.feeds.get(&pod.id).is_some_and(|(of, _)| of == source) {
+            return;
+        }
+        // The old one ends before the new one begins.
+        self.feeds.remove(&pod.id);
+        let feed = feed::spawn(
             Arc::clone(&self.index),
             pod.id,
             FeedSource {
@@ -91,6 +98,12 @@ impl Attendant {
                 replay: source.replay.clone(),
                 topic: source.topic.clone(),
             },
-        )))
+        );
+        self.feeds.insert(pod.id, (source.clone(), Arc::new(feed)));
+    }
+
+    /// The set of pods, with what is known of where they come from.
+    pub(super) fn roster(&self) -> &Arc<Roster> {
+        &self.roster
     }
 }

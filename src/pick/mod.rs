@@ -10,20 +10,24 @@ mod explain;
 pub mod flight;
 pub mod head;
 mod question;
+pub mod readable;
 pub mod refusal;
+pub mod seen;
 mod status;
 pub mod usage;
+pub mod whatif;
 
 pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
 pub use head::{Head, Headers};
+pub use readable::{PolicyCondition, PolicySummary};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicyCondition, PolicySummary};
+pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
 use crate::decide::reason::{Because, NoRoute};
-use crate::decide::snapshot::Counted;
+use crate::decide::snapshot::{Ask, Counted};
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
 use crate::names::ModelName;
@@ -32,7 +36,9 @@ use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
 use crate::pick::question::Question;
+use crate::pick::readable::History;
 use crate::pick::usage::Tail;
+use crate::pick::whatif::{Recent, Remembered};
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
@@ -42,6 +48,7 @@ use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
@@ -112,6 +119,10 @@ pub struct Picker {
     metrics: Metrics,
     tracing: Tracing,
     journal: Journal,
+    /// What the last decisions were made from.
+    recent: Recent,
+    /// The last policies.
+    history: Mutex<History>,
     ids: DecisionIds,
     draws: Draws,
     /// Bounds the prompts that are tokenised at once on blocking threads.
@@ -134,6 +145,8 @@ impl Picker {
         let draws = Draws::new();
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         parts.metrics.generation(parts.in_force.policy.generation);
+        let mut history = History::default();
+        history.push(&parts.in_force);
         Picker {
             encoder: Arc::new(parts.encoder),
             observer: parts.observer,
@@ -144,6 +157,8 @@ impl Picker {
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
+            recent: Recent::default(),
+            history: Mutex::new(history),
             ids: DecisionIds::new(draws.next()),
             draws,
             encoding: Arc::new(Semaphore::new(threads)),
@@ -188,6 +203,7 @@ impl Picker {
         let Admitted {
             decision,
             booking,
+            ask,
             observation,
             session,
             shadow,
@@ -235,6 +251,12 @@ impl Picker {
         self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
+        self.recent.push(Remembered {
+            record: Arc::clone(&record),
+            ask,
+            observation,
+            in_force: Arc::clone(&in_force),
+        });
         let settled = Settled {
             booking,
             record,
@@ -314,6 +336,7 @@ impl Picker {
             session: question.session_outcome(&ask, &decision),
             decision,
             booking,
+            ask,
             observation,
             shadow,
             stages,
@@ -331,6 +354,7 @@ impl Picker {
             decision.because.as_str(),
             decision.because.is_bypass(),
         );
+        self.metrics.reason(decision.because);
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
         self.metrics.stage("observe", facts.times.observe);
@@ -387,6 +411,7 @@ impl Picker {
     pub fn set_policy(&self, mut in_force: InForce) {
         in_force.policy.generation = self.in_force.load().policy.generation + 1;
         self.metrics.generation(in_force.policy.generation);
+        self.history.lock().push(&in_force);
         self.in_force.store(Arc::new(in_force));
     }
 
@@ -454,6 +479,7 @@ impl Picker {
 struct Admitted {
     decision: Decision,
     booking: Booking,
+    ask: Ask,
     observation: Observation,
     session: SessionOutcome,
     shadow: Option<ShadowFacts>,

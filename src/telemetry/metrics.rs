@@ -5,6 +5,7 @@
 //! Never here: unbounded labels. A model is a label only when it is a configured one.
 //! Invariant: the number of series is bounded by the configuration and the reason words.
 
+use crate::decide::reason::Because;
 use crate::telemetry::record::Usage;
 use crate::telemetry::shadow::Words;
 use crate::telemetry::trace::TraceId;
@@ -20,6 +21,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Label value for models that are not configured.
@@ -83,6 +85,8 @@ struct ShadowLabels {
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     decisions: Family<DecisionLabels, Counter>,
+    /// Decisions by reason, in the order of [`Because::ALL`], to be read back.
+    reasons: Arc<[AtomicU64]>,
     in_flight: Gauge,
     stages: Family<StageLabel, Histogram, fn() -> Histogram>,
     decision: Timed,
@@ -149,6 +153,7 @@ impl Metrics {
         let metrics = Metrics {
             registry: Arc::new(Mutex::new(Registry::with_prefix("sidestep"))),
             decisions: Family::default(),
+            reasons: Because::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             in_flight: Gauge::default(),
             stages: Family::new_with_constructor(stage_histogram as fn() -> Histogram),
             decision: decision_histogram(),
@@ -313,6 +318,21 @@ impl Metrics {
             })
             .inc();
         self.in_flight.inc();
+    }
+
+    /// Counts a decision by its reason alone.
+    pub fn reason(&self, because: Because) {
+        let place = Because::ALL.iter().position(|one| *one == because);
+        if let Some(count) = place.and_then(|place| self.reasons.get(place)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Decisions so far, by reason.
+    #[must_use]
+    pub fn reasons(&self) -> Vec<(Because, u64)> {
+        let counts = self.reasons.iter().map(|count| count.load(Ordering::Relaxed));
+        Because::ALL.iter().copied().zip(counts).collect()
     }
 
     /// Counts what was done beside what the shadow would have done.

@@ -344,6 +344,55 @@ impl Record {
     }
 }
 
+/// One decision in short: a line of a list. Serialises to one JSON object.
+#[derive(Debug, Serialize)]
+pub struct Brief<'a> {
+    id: &'a str,
+    sequence: u64,
+    time_ms: u64,
+    route: &'static str,
+    because: &'static str,
+    bypass: bool,
+    model: Option<&'a str>,
+    decode_pod: &'a str,
+    prefill_pod: Option<&'a str>,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    net_new_tokens: u64,
+    decide_us: u64,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+impl Record {
+    /// The decision in short.
+    #[must_use]
+    pub fn brief(&self) -> Brief<'_> {
+        Brief {
+            id: &self.id,
+            sequence: self.sequence,
+            time_ms: self.time_ms,
+            route: self.route,
+            because: self.because,
+            bypass: self.bypass,
+            model: self.model.as_deref(),
+            decode_pod: &self.decode_pod,
+            prefill_pod: self.prefill_pod.as_deref(),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            net_new_tokens: self.net_new_tokens,
+            decide_us: self.decide_us,
+            outcome: self.outcome(),
+        }
+    }
+
+    /// When it was made, in milliseconds since 1970.
+    #[must_use]
+    pub fn time_ms(&self) -> u64 {
+        self.time_ms
+    }
+}
+
 impl Record {
     /// The decision in the form in which a request is explained. Of the pods only the selected ones
     /// are known still.

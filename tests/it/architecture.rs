@@ -96,6 +96,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("opentelemetry::", &[]),
     ("opentelemetry_sdk::", &[]),
     ("hyper_rustls::", &["src/telemetry/trace/export.rs"]),
+    ("kube::", &["src/fleet/kubernetes/"]),
+    ("k8s_openapi::", &["src/fleet/kubernetes/"]),
     ("zeromq::", &["src/kv/feed", "src/engine/"]),
     ("minijinja::", &["src/prompt/", "src/cli/demo/"]),
     ("tokenizers::", &["src/prompt/tokenizer"]),

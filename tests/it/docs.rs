@@ -42,10 +42,22 @@ fn attributes() -> String {
 fn conditions() -> String {
     let mut table = String::from("| word | meaning |\n| --- | --- |\n");
     for kind in ConditionType::ALL {
-        writeln!(table, "| condition `{}` | {} |", kind.as_str(), kind.meaning()).unwrap();
+        writeln!(
+            table,
+            "| condition `{}` | {} |",
+            kind.as_str(),
+            kind.meaning()
+        )
+        .unwrap();
     }
     for reason in ConditionReason::ALL {
-        writeln!(table, "| reason `{}` | {} |", reason.as_str(), reason.meaning()).unwrap();
+        writeln!(
+            table,
+            "| reason `{}` | {} |",
+            reason.as_str(),
+            reason.meaning()
+        )
+        .unwrap();
     }
     table
 }

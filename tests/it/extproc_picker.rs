@@ -9,10 +9,11 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, ProcessingRe
 use envoy_types::pb::google::protobuf::value::Kind;
 use sidestep::decide::policy::Bypass;
 use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
+use sidestep::extproc::conformance::Conformance;
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::server::{Limits, Settings, Tls, serve, tls_material};
 use sidestep::extproc::wire::MetadataKeys;
-use sidestep::fleet::{PodSpec, Probe, Roster};
+use sidestep::fleet::{Listed, PodSpec, Probe, Roster};
 use sidestep::kv::index::Index;
 use sidestep::load::Ledger;
 use sidestep::names::{Endpoint, ModelName};
@@ -63,6 +64,7 @@ fn pod(endpoint: &str, role: Role) -> PodSpec {
         kv_blocks: None,
         prefill_batch_tokens: None,
         probe: Probe::Off,
+        listed: Listed::Ready,
     }
 }
 
@@ -95,6 +97,7 @@ impl Bench {
             limits: Limits::default(),
             tls: tls_material(&Tls::Plaintext).unwrap(),
             metadata: MetadataKeys::default(),
+            conformance: Conformance::Disabled,
             counters: Arc::clone(&counters),
         };
         let served = Arc::clone(&picker);
