@@ -15,11 +15,11 @@ use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, PrefillBusy, Scoring,
     SessionAffinity, TierCredit,
 };
+use sidestep::decide::shadow::{Decided, opinion};
 use sidestep::decide::snapshot::{
     Affinity, AskKind, Availability, Capacity, CapacitySource, Counted, EngineReport, KvSource,
     LocalPrefill, PodLoad, Role, Serves, Subset, TierBlocks,
 };
-use sidestep::decide::shadow::{Decided, opinion};
 use sidestep::decide::{Ask, Candidate, Decision, NoRoute, Policy, Rule, Snapshot, decide};
 use sidestep::load::{Admission, Ledger};
 use sidestep::names::{Endpoint, PodId, SessionId};
@@ -32,7 +32,15 @@ const ROUNDS: usize = 5_000;
 const PROMPT: usize = 1_000;
 
 fn main() {
-    let head = ["pods", "decide ns", "near", "far", "admit ns", "near", "far"];
+    let head = [
+        "pods",
+        "decide ns",
+        "near",
+        "far",
+        "admit ns",
+        "near",
+        "far",
+    ];
     println!("{}", head.map(|cell| format!("{cell:>12}")).concat());
     for pods in [8, 64, 256, 1_000] {
         let mut row = format!("{pods:>12}");

@@ -192,6 +192,7 @@ fn pod(number: u16) -> PodSpec {
         kv_blocks: None,
         prefill_batch_tokens: None,
         probe: Probe::Off,
+        listed: sidestep::fleet::Listed::Ready,
     }
 }
 
@@ -354,6 +355,7 @@ fn serving(runtime: &tokio::runtime::Runtime, picker: &Arc<Picker>) -> SocketAdd
         tls: tls_material(&Tls::Plaintext).unwrap(),
         metadata: MetadataKeys::default(),
         counters: Arc::new(Counters::default()),
+        conformance: sidestep::extproc::conformance::Conformance::Disabled,
     };
     runtime.spawn(serve(
         listener,

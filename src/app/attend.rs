@@ -64,8 +64,11 @@ impl Attendant {
             self.attend_feed(pod);
         }
         self.scrapers.follow(&self.roster.view());
-        self.sources
-            .set(self.feeds.iter().map(|(id, (_, feed))| (*id, Arc::clone(feed))));
+        self.sources.set(
+            self.feeds
+                .iter()
+                .map(|(id, (_, feed))| (*id, Arc::clone(feed))),
+        );
         for pod in &changes.removed {
             self.index.forget(pod.id);
             self.ledger.forget(pod.id);

@@ -7,8 +7,8 @@
 
 use crate::app::attend::Attendant;
 use crate::app::standing::Standing;
-use crate::fleet::{PodSpec, Roster};
 use crate::fleet::kubernetes::{Cluster, Discovery, Kind, Watches, discover};
+use crate::fleet::{PodSpec, Roster};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -50,7 +50,9 @@ pub(super) async fn pods(
             }
         };
         if timeout(PATIENCE, first).await.is_err() {
-            tracing::warn!("the policies of the cluster are not known yet; the default is in force");
+            tracing::warn!(
+                "the policies of the cluster are not known yet; the default is in force"
+            );
         }
         while let Some(set) = sets.recv().await {
             match &standing {
@@ -90,7 +92,8 @@ impl Collector for Following {
         if all.is_empty() {
             return Ok(());
         }
-        let help = "Seconds since the API server last confirmed what is known; up to 30 while all is well";
+        let help =
+            "Seconds since the API server last confirmed what is known; up to 30 while all is well";
         let mut family =
             encoder.encode_descriptor("watch_stale_seconds", help, None, MetricType::Gauge)?;
         for (kind, stale, _) in all.iter().filter(|(kind, ..)| kind.is_followed()) {
@@ -98,14 +101,19 @@ impl Collector for Following {
             ConstGauge::new(*stale).encode(family.encode_family(&labels)?)?;
         }
         let help = "Lists asked of the API server";
-        let mut family = encoder.encode_descriptor("watch_lists", help, None, MetricType::Counter)?;
+        let mut family =
+            encoder.encode_descriptor("watch_lists", help, None, MetricType::Counter)?;
         for (kind, _, watched) in all.iter().filter(|(kind, ..)| kind.is_followed()) {
             let labels = [("resource", kind.resource())];
             ConstCounter::new(watched.lists).encode(family.encode_family(&labels)?)?;
         }
         let help = "Requests to the API server that failed: `forbidden` is a missing right";
-        let mut family =
-            encoder.encode_descriptor("cluster_requests_failed", help, None, MetricType::Counter)?;
+        let mut family = encoder.encode_descriptor(
+            "cluster_requests_failed",
+            help,
+            None,
+            MetricType::Counter,
+        )?;
         for (kind, _, watched) in &all {
             for ((verb, trouble), count) in &watched.failures {
                 let labels = [

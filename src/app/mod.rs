@@ -16,12 +16,14 @@ mod shadow;
 mod standing;
 mod status;
 
+pub use crate::fleet::kubernetes::rights;
+
 use crate::admin::Admin;
 use crate::admin::access::{Access, Token, TokenError};
 use crate::app::standing::Standing;
 use crate::config::{
-    AdminAccess, Explain, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process, Protocol,
-    Tls,
+    AdminAccess, Explain, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process,
+    Protocol, Tls,
 };
 use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;

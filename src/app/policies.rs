@@ -186,7 +186,8 @@ impl Shelf {
             ),
         ];
         for (policies, models, pods) in groups {
-            let offered: Vec<Offered<'_>> = policies.iter().map(|policy| policy.offered()).collect();
+            let offered: Vec<Offered<'_>> =
+                policies.iter().map(|policy| policy.offered()).collect();
             let world = World {
                 scope: Scope::Targets(std::slice::from_ref(target)),
                 models,
@@ -299,7 +300,9 @@ impl Desk {
             let ours = policy.object.target.as_deref() == Some(&*pool);
             if let (Err(faults), false, true) = (&policy.read, policy.mentioned, ours) {
                 picker.metrics().reload_failed();
-                tracing::error!("a policy was not put in force; what was in force stays:\n{faults}");
+                tracing::error!(
+                    "a policy was not put in force; what was in force stays:\n{faults}"
+                );
                 policy.mentioned = true;
             }
         }

@@ -4,7 +4,7 @@
 //! Never here: the table itself (`fleet::kubernetes::rights`).
 //! Invariant: nothing is printed that the program does not use.
 
-use crate::fleet::kubernetes::rights::{RIGHTS, Use};
+use crate::app::rights::{RIGHTS, Use};
 use serde_json::json;
 use std::process::ExitCode;
 

@@ -213,12 +213,7 @@ fn conclude<'a>(
     if prefill_pin.is_some() {
         return Ok(remote(Because::PrefillPinned, Checks::new()));
     }
-    let judgement = bypass::judge(
-        ask.prompt_tokens,
-        local,
-        prefill,
-        (rule.bypass, &rule.gate),
-    );
+    let judgement = bypass::judge(ask.prompt_tokens, local, prefill, (rule.bypass, &rule.gate));
     Ok(match local {
         Some(decode) if judgement.because.is_bypass() => Conclusion {
             checks: judgement.checks,

@@ -274,9 +274,7 @@ impl Limit {
                 .filter(|known| check(known, &terms.allowed, purpose).is_ok())
                 .filter(|known| terms.taken != Some(known.pod))
                 .map_or(Limit::None, |known| Limit::Session(known.pod)),
-            Affinity::Hard(pod) => {
-                find(pod).map_or(Limit::None, |known| Limit::Session(known.pod))
-            }
+            Affinity::Hard(pod) => find(pod).map_or(Limit::None, |known| Limit::Session(known.pod)),
         }
     }
 

@@ -64,7 +64,12 @@ fn common(one: SubsetEntry, other: SubsetEntry) -> Option<SubsetEntry> {
 fn entry(token: &str) -> Option<SubsetEntry> {
     let bare = token.trim_start_matches('[').trim_end_matches(']');
     let ip = bare.parse().ok().map(SubsetEntry::Ip);
-    ip.or_else(|| token.parse().ok().map(|at| SubsetEntry::Endpoint(Endpoint(at))))
+    ip.or_else(|| {
+        token
+            .parse()
+            .ok()
+            .map(|at| SubsetEntry::Endpoint(Endpoint(at)))
+    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! Never here: Envoy types, thresholds, file formats.
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
+mod admit;
 mod ask;
 mod draws;
 mod explain;
@@ -26,16 +27,15 @@ pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
-use crate::decide::reason::{Because, NoRoute};
-use crate::decide::snapshot::{Ask, Counted};
+use crate::decide::reason::Because;
+use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::ModelName;
-use crate::observe::{Observation, Observer};
+use crate::observe::Observer;
+use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::Progress;
-use crate::pick::question::Question;
 use crate::pick::readable::History;
 use crate::pick::usage::Tail;
 use crate::pick::whatif::{Recent, Remembered};
@@ -43,8 +43,7 @@ use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::record::{Facts, Record, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -291,58 +290,6 @@ impl Picker {
         .map_err(|_| stopping())?
     }
 
-    fn admit(
-        &self,
-        (in_force, in_shadow): (&InForce, &InShadow),
-        head: &Head,
-        understood: &Understood,
-        span: &mut PickSpan,
-    ) -> Result<Admitted, Refusal> {
-        let draw = self.draws.next();
-        let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
-        if let Some(session) = question.session() {
-            span.turn_of(session.as_str());
-        }
-        let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self.observer.look(&names, &understood.chains, question.now);
-        let observed_at = Instant::now();
-        let mut decided_at = observed_at;
-        let mut ask = question.ask.clone();
-        let mut opinion = None;
-        let admitted = self
-            .ledger
-            .admit(question.admission(&understood.chains), |loads| {
-                observation.with_loads(loads);
-                Question::bind(&mut ask, question.policy, loads);
-                let (result, shadow) = question.decide(&ask, &observation.snapshot);
-                opinion = shadow;
-                decided_at = Instant::now();
-                result
-            });
-        let stages = Times {
-            observe: observed_at - question.now,
-            decide: decided_at - observed_at,
-            book: decided_at.elapsed(),
-            ..Times::default()
-        };
-        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
-            let result = admitted.as_ref().map(|(decision, _)| decision);
-            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(shadow.taken, shadow.words);
-            shadow
-        });
-        let (decision, booking) = admitted.map_err(refuse)?;
-        Ok(Admitted {
-            session: question.session_outcome(&ask, &decision),
-            decision,
-            booking,
-            ask,
-            observation,
-            shadow,
-            stages,
-        })
-    }
-
     fn count(&self, decision: &Decision, facts: &Facts) {
         let label = facts
             .model
@@ -475,17 +422,6 @@ impl Picker {
     }
 }
 
-/// A request that was decided and booked.
-struct Admitted {
-    decision: Decision,
-    booking: Booking,
-    ask: Ask,
-    observation: Observation,
-    session: SessionOutcome,
-    shadow: Option<ShadowFacts>,
-    stages: Times,
-}
-
 /// What a decision leaves behind for its flight.
 struct Settled {
     booking: Booking,
@@ -501,25 +437,6 @@ struct Settled {
 fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
     let exact = counted == Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
-}
-
-fn refuse(cause: NoRoute) -> Refusal {
-    let status = match cause {
-        NoRoute::UnknownModel => 404,
-        // What the client names does not exist; that is not a matter of time.
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
-        NoRoute::NoPodInSubset
-        | NoRoute::NoDecodePod
-        | NoRoute::NoPrefillPod
-        | NoRoute::NoPodCanPrefill
-        | NoRoute::PinnedPodUnavailable(_) => 503,
-    };
-    let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
-    match cause {
-        NoRoute::UnknownModel => refusal.with_param(Some("model")),
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
-        _ => refusal.retry_after(Duration::from_secs(1)),
-    }
 }
 
 fn stopping() -> Refusal {

@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Explain, Finding, Handoff, PodSource, PolicySource, Position, Shadow, Telemetry,
-    Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
+    Telemetry, Template, Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,

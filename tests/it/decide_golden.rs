@@ -16,11 +16,11 @@ use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, PrefillBusy, Rule,
     Scoring, TierCredit,
 };
+use sidestep::decide::shadow::{Decided, Opinion, opinion};
 use sidestep::decide::snapshot::{
     Affinity, Ask, AskKind, Availability, Candidate, Capacity, CapacitySource, EngineReport,
     KvSource, LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
-use sidestep::decide::shadow::{Decided, Opinion, opinion};
 use sidestep::decide::{Because, Check, Decision, NoRoute, decide};
 use sidestep::names::{Endpoint, ModelName, PodId};
 use sidestep::units::{BlockSize, Blocks, Tokens};
@@ -534,16 +534,46 @@ fn shadow_faults(want: &Want, opinion: &Opinion, pods: &Pods) -> Vec<String> {
     let route = course.map(|course| course.because.route().to_owned()).ok();
     let checks = course.map(|course| words(&course.checks)).ok();
     let rows = [
-        ("refused", &want.refused, opinion.verdict.as_ref().err().map(|cause| cause.as_str().to_owned())),
+        (
+            "refused",
+            &want.refused,
+            opinion
+                .verdict
+                .as_ref()
+                .err()
+                .map(|cause| cause.as_str().to_owned()),
+        ),
         ("route", &want.route, route),
-        ("because", &want.because, course.map(|course| course.because.to_string()).ok()),
-        ("decode", &want.decode, course.map(|course| at(course.decode)).ok()),
-        ("prefill", &want.prefill, course.ok().and_then(|course| course.prefill).map(at)),
-        ("rule", &want.rule.map(|rule| rule.to_string()), want.rule.map(|_| opinion.rule.to_string())),
-        ("checks", &want.checks.as_ref().map(|checks| checks.join(" ")), want.checks.as_ref().and(checks)),
+        (
+            "because",
+            &want.because,
+            course.map(|course| course.because.to_string()).ok(),
+        ),
+        (
+            "decode",
+            &want.decode,
+            course.map(|course| at(course.decode)).ok(),
+        ),
+        (
+            "prefill",
+            &want.prefill,
+            course.ok().and_then(|course| course.prefill).map(at),
+        ),
+        (
+            "rule",
+            &want.rule.map(|rule| rule.to_string()),
+            want.rule.map(|_| opinion.rule.to_string()),
+        ),
+        (
+            "checks",
+            &want.checks.as_ref().map(|checks| checks.join(" ")),
+            want.checks.as_ref().and(checks),
+        ),
     ];
     let wrong = rows.into_iter().filter(|(_, want, got)| *want != got);
-    wrong.map(|(what, want, got)| format!("{what}: want {want:?}, got {got:?}")).collect()
+    wrong
+        .map(|(what, want, got)| format!("{what}: want {want:?}, got {got:?}"))
+        .collect()
 }
 
 /// `+net_new -ratio`

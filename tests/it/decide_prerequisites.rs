@@ -78,9 +78,15 @@ fn a_gate_needs_a_capacity_that_it_trusts() {
     let assumed = capacity(Capacity::Assumed(Blocks(1)));
     let trusting = gate_of(vec![CapacitySource::Assumed]);
     assert_eq!(lacks(assumed, &trusting), Vec::<&str>::new());
-    assert_eq!(lacks(capacity(Capacity::Unknown), &isl()), Vec::<&str>::new());
+    assert_eq!(
+        lacks(capacity(Capacity::Unknown), &isl()),
+        Vec::<&str>::new()
+    );
     let never = gated(policy([rule(Bypass::Never)]), gate(0.9));
-    assert_eq!(lacks(capacity(Capacity::Unknown), &never), Vec::<&str>::new());
+    assert_eq!(
+        lacks(capacity(Capacity::Unknown), &never),
+        Vec::<&str>::new()
+    );
 }
 
 #[test]
@@ -93,8 +99,14 @@ fn a_rule_on_prefill_load_needs_the_prefill_pods_capacity() {
     };
     let unknown = capacity(Capacity::Unknown);
     assert_eq!(lacks(unknown, &load), ["prefill_capacity"]);
-    assert_eq!(lacks(capacity(Capacity::Reported(Tokens(0))), &load), ["prefill_capacity"]);
-    assert_eq!(lacks(capacity(Capacity::Assumed(Tokens(1))), &load), Vec::<&str>::new());
+    assert_eq!(
+        lacks(capacity(Capacity::Reported(Tokens(0))), &load),
+        ["prefill_capacity"]
+    );
+    assert_eq!(
+        lacks(capacity(Capacity::Assumed(Tokens(1))), &load),
+        Vec::<&str>::new()
+    );
     assert_eq!(lacks(unknown, &isl()), Vec::<&str>::new());
     let unknown = with(|pod| pod.prefill_capacity = Capacity::Unknown);
     assert_eq!(lacks(unknown, &load), Vec::<&str>::new());
@@ -117,7 +129,9 @@ async fn what_pods_lack_is_a_metric_and_a_word_beside_each_pod_and_they_serve_al
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sidestep.yaml");
     std::fs::write(&path, CONFIG).unwrap();
-    let app = App::start(sidestep::config::load(&path).unwrap()).await.unwrap();
+    let app = App::start(sidestep::config::load(&path).unwrap())
+        .await
+        .unwrap();
     let metrics = app.picker().metrics().encode();
     let missing = |pod: &str, what: &str| {
         let series =

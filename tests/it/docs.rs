@@ -3,6 +3,8 @@
 //! With `SIDESTEP_BLESS=1` the test writes them instead of comparing.
 
 use sidestep::config::conditions::{ConditionReason, ConditionType};
+use sidestep::decide::eligibility::Ineligible;
+use sidestep::decide::prerequisite::Prerequisite;
 use sidestep::decide::reason::Because;
 use sidestep::route::names;
 use sidestep::telemetry::fields::{EVENTS, SPANS};
@@ -129,6 +131,23 @@ async fn the_telemetry_page_lists_every_metric() {
 fn the_policy_page_lists_every_key_and_every_condition() {
     same("docs/policy.md", "policy", &sidestep::config::crd::table());
     same("docs/policy.md", "conditions", &conditions());
+}
+
+#[test]
+fn the_explain_page_lists_why_pods_are_left_out_and_what_policies_need() {
+    let words = |rows: Vec<(&str, &str)>| {
+        let mut table = String::from("| word | meaning |\n| --- | --- |\n");
+        for (word, meaning) in rows {
+            writeln!(table, "| `{word}` | {meaning} |").unwrap();
+        }
+        table
+    };
+    let ineligible = Ineligible::ALL.iter();
+    let rows = ineligible.map(|word| (word.as_str(), word.meaning()));
+    same("docs/explain.md", "ineligible", &words(rows.collect()));
+    let needs = Prerequisite::ALL.iter();
+    let rows = needs.map(|word| (word.as_str(), word.meaning()));
+    same("docs/explain.md", "prerequisites", &words(rows.collect()));
 }
 
 #[test]

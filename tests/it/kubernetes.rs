@@ -114,7 +114,11 @@ fn a_ready_pod_is_an_endpoint_with_the_role_of_its_label() {
 
 #[test]
 fn a_pod_with_a_role_of_nobodys_is_left_out_and_named() {
-    let found = endpoints(&pool(&[8000]), &[pod("p1", "10.0.0.1", "encode")], &discovery());
+    let found = endpoints(
+        &pool(&[8000]),
+        &[pod("p1", "10.0.0.1", "encode")],
+        &discovery(),
+    );
     assert!(found.pods.is_empty());
     assert_eq!(
         found.warnings[0].to_string(),
@@ -154,7 +158,10 @@ fn each_port_is_a_rank_with_its_own_event_ports() {
         replay: Some(5657),
         topic: Arc::from("kv"),
     });
-    let pods = [pod("a", "10.0.0.1", "decode"), pod("b", "fd00::b", "decode")];
+    let pods = [
+        pod("a", "10.0.0.1", "decode"),
+        pod("b", "fd00::b", "decode"),
+    ];
     let found = endpoints(&pool(&[8000, 8100, 8200]), &pods, &with_events).pods;
     assert_eq!(
         names(&found),
@@ -252,7 +259,10 @@ fn annotations_say_what_differs_from_pod_to_pod() {
     let object = object(value);
     assert_eq!(object.metadata.annotations.len(), 6, "others are dropped");
     let found = listed(&[object]);
-    assert_eq!(found[0].models, [ModelName::from("m1"), ModelName::from("m2")]);
+    assert_eq!(
+        found[0].models,
+        [ModelName::from("m1"), ModelName::from("m2")]
+    );
     assert_eq!(found[0].adapters, [ModelName::from("lora")]);
     assert_eq!(found[0].local_prefill, LocalPrefill::Unable);
     assert_eq!(found[0].block_size, BlockSize::new(64));
@@ -274,9 +284,16 @@ fn an_annotation_that_cannot_be_meant_is_named_and_changes_nothing() {
         let mut value = sent("a", "10.0.0.1", Some("decode"));
         value["metadata"]["annotations"] = json!({format!("sidestep.dev/{key}"): text});
         let found = endpoints(&pool(&[8000]), &[object(value)], &discovery());
-        assert_eq!(found.pods, listed(&[pod("a", "10.0.0.1", "decode")]), "{key}");
+        assert_eq!(
+            found.pods,
+            listed(&[pod("a", "10.0.0.1", "decode")]),
+            "{key}"
+        );
         let said = found.warnings[0].to_string();
-        assert!(said.contains(&format!("annotation sidestep.dev/{key}: expected ")), "{said}");
+        assert!(
+            said.contains(&format!("annotation sidestep.dev/{key}: expected ")),
+            "{said}"
+        );
         assert!(said.ends_with(&format!("found {text:?}")), "{said}");
     }
 }
@@ -305,7 +322,10 @@ fn a_pool_that_can_mean_no_set_of_pods_is_refused() {
 fn nothing_is_given_out_before_pool_and_pods_were_heard_as_a_whole() {
     let mut picture = Picture::new(discovery());
     assert!(picture.endpoints().is_none());
-    let step = picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    let step = picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     assert_eq!(step.follow, Follow::Selector("app=engine".to_owned()));
     assert!(picture.endpoints().is_none());
     picture.pods(Heard::Applied(pod("early", "10.0.0.9", "decode")));
@@ -318,7 +338,10 @@ fn nothing_is_given_out_before_pool_and_pods_were_heard_as_a_whole() {
 #[test]
 fn a_changed_pool_never_mixes_its_pods_with_those_of_the_old_one() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     picture.pods(Heard::Listed(vec![pod("a", "10.0.0.1", "decode")]));
     // While the pods are listed anew, the pool changes: what was given out stays until the pods of the
     // new selector are known as a whole.
@@ -327,7 +350,10 @@ fn a_changed_pool_never_mixes_its_pods_with_those_of_the_old_one() {
     assert!(picture.endpoints().is_none());
     let mut other = sent("b", "10.0.0.2", Some("decode"));
     other["metadata"]["labels"]["app"] = json!("other");
-    picture.pods(Heard::Listed(vec![object(other), pod("a", "10.0.0.1", "decode")]));
+    picture.pods(Heard::Listed(vec![
+        object(other),
+        pod("a", "10.0.0.1", "decode"),
+    ]));
     let (pods, _) = picture.endpoints().unwrap();
     assert_eq!(names(&pods), ["b=10.0.0.2:8001"]);
 }
@@ -335,7 +361,10 @@ fn a_changed_pool_never_mixes_its_pods_with_those_of_the_old_one() {
 #[test]
 fn other_ports_need_no_new_list() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     picture.pods(Heard::Listed(vec![pod("a", "10.0.0.1", "decode")]));
     let step = picture.pool(Heard::Applied(pool_object(&[("app", "engine")], &[9000])));
     assert_eq!(step.follow, Follow::Same);
@@ -361,7 +390,10 @@ fn a_deleted_pool_has_no_pods_and_a_new_one_has_them_again() {
 #[test]
 fn a_pool_that_is_refused_leaves_the_last_one_in_force() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     picture.pods(Heard::Listed(vec![pod("a", "10.0.0.1", "decode")]));
     let step = picture.pool(Heard::Applied(pool_object(&[], &[8000])));
     assert_eq!(step.fault, Some(PoolFault::EmptySelector));
@@ -372,11 +404,17 @@ fn a_pool_that_is_refused_leaves_the_last_one_in_force() {
 #[test]
 fn another_pool_of_the_namespace_changes_nothing() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     picture.pods(Heard::Listed(vec![pod("a", "10.0.0.1", "decode")]));
     let mut other = pool_object(&[("app", "web")], &[1]);
     other.metadata.name = Arc::from("other");
-    assert_eq!(picture.pool(Heard::Applied(other.clone())).follow, Follow::Same);
+    assert_eq!(
+        picture.pool(Heard::Applied(other.clone())).follow,
+        Follow::Same
+    );
     assert_eq!(picture.pool(Heard::Deleted(other)).follow, Follow::Same);
     assert_eq!(picture.endpoints().unwrap().0.len(), 1);
 }
@@ -384,7 +422,10 @@ fn another_pool_of_the_namespace_changes_nothing() {
 #[test]
 fn a_new_list_drops_a_pod_whose_deletion_was_missed() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     picture.pods(Heard::Listed(vec![
         pod("a", "10.0.0.1", "decode"),
         pod("b", "10.0.0.2", "decode"),
@@ -396,7 +437,10 @@ fn a_new_list_drops_a_pod_whose_deletion_was_missed() {
 #[test]
 fn a_late_deletion_does_not_remove_the_namesake_that_came_after() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     let first = pod("a", "10.0.0.1", "decode");
     picture.pods(Heard::Listed(vec![first.clone()]));
     let mut second = sent("a", "10.0.0.2", Some("decode"));
@@ -409,7 +453,10 @@ fn a_late_deletion_does_not_remove_the_namesake_that_came_after() {
 #[test]
 fn a_warning_is_given_once_while_it_holds() {
     let mut picture = Picture::new(discovery());
-    picture.pool(Heard::Listed(vec![pool_object(&[("app", "engine")], &[8000])]));
+    picture.pool(Heard::Listed(vec![pool_object(
+        &[("app", "engine")],
+        &[8000],
+    )]));
     picture.pods(Heard::Listed(vec![pod("p", "10.0.0.1", "encode")]));
     assert_eq!(picture.endpoints().unwrap().1.len(), 1);
     picture.pods(Heard::Applied(pod("d", "10.0.0.2", "decode")));

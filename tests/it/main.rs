@@ -12,6 +12,7 @@ mod architecture;
 mod cli_check;
 mod config;
 mod config_conditions;
+mod config_kubernetes;
 mod config_reload;
 mod config_watch;
 mod crd;

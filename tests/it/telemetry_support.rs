@@ -61,6 +61,7 @@ pub(crate) fn pod(name: &str, endpoint: &str, role: Role) -> PodSpec {
         kv_blocks: None,
         prefill_batch_tokens: None,
         probe: Probe::Off,
+        listed: sidestep::fleet::Listed::Ready,
     }
 }
 

@@ -81,7 +81,14 @@ class Space:
             "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": ACCOUNT},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": self.name}]})
+        eventually("the namespace has the account that pods get", self.has_default_account)
         return self
+
+    def has_default_account(self):
+        try:
+            return self.api.get(self.path("serviceaccounts") + "/default")
+        except ApiError:
+            return None
 
     def grant(self, rules):
         """Gives the account these rules and no others, and waits until the API server has heard of it."""

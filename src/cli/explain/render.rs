@@ -244,9 +244,12 @@ fn standing(standing: &Standing) -> String {
     }
 }
 
+/// How a pod stands for one purpose.
+type Column = fn(&PodLine) -> &Standing;
+
 /// The costs of the selected pods by their terms.
 fn terms(pods: &[PodLine]) -> String {
-    let columns: [(&str, fn(&PodLine) -> &Standing); 3] = [
+    let columns: [(&str, Column); 3] = [
         ("local", |pod| &pod.local),
         ("prefill", |pod| &pod.prefill),
         ("decode", |pod| &pod.decode),

@@ -6,7 +6,7 @@
 
 use crate::config::diagnostic::Wrong;
 use crate::config::parse::{Reading, pods as pod, policy as policies, values};
-use crate::config::process::{PodSource, PolicyObjects};
+use crate::config::process::PolicyObjects;
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, TextMap, Whole};
 use crate::decide::snapshot::Role;
@@ -114,15 +114,26 @@ fn kv_ports(field: &Field<raw::KvPorts>, reading: &mut Reading<'_>) -> Option<Kv
     })
 }
 
+/// What `pods` says of a cluster.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum OfPods<'a> {
+    /// They are those of a pool.
+    Pool(&'a Discovery),
+    /// They would be, if it had no faults.
+    Faulty,
+    /// They are not of a cluster.
+    Elsewhere,
+}
+
 /// Reads `policy.kubernetes`; what it leaves out is as in `pods`.
 pub(super) fn policy(
     raw: &raw::PolicyObjects,
-    pods: &PodSource,
+    pods: OfPods<'_>,
     reading: &mut Reading<'_>,
 ) -> (Option<PolicyObjects>, policies::Spec) {
     let of_pods = match pods {
-        PodSource::Kubernetes(discovery) => Some(discovery),
-        PodSource::Inline | PodSource::File(_) => None,
+        OfPods::Pool(discovery) => Some(discovery),
+        OfPods::Faulty | OfPods::Elsewhere => None,
     };
     let namespace = reading.optional(&raw.namespace, values::object_name);
     let pool = match of_pods {
@@ -130,6 +141,8 @@ pub(super) fn policy(
             let pool = Arc::clone(&discovery.pool);
             Some(reading.or(&raw.pool, pool, values::object_name))
         }
+        // What is wrong with the pods has been reported.
+        None if matches!(pods, OfPods::Faulty) => reading.optional(&raw.pool, values::object_name),
         None => {
             let expected = "the name of the InferencePool, because the pods are not of one";
             reading.required(&raw.pool, (raw.at, "pool"), expected, values::object_name)

@@ -9,7 +9,8 @@ use crate::config::node::NodeId;
 use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
     Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
-    ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls, Tokenizer,
+    ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls,
+    Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
@@ -94,6 +95,14 @@ fn policy_source(
     pods: &PodSource,
     reading: &mut Reading<'_>,
 ) -> (PolicySource, Option<policy::Spec>) {
+    let in_cluster = raw.pods.given().is_some_and(|pods| {
+        !matches!(pods.value.kubernetes, Field::Absent)
+    });
+    let of_pods = match pods {
+        PodSource::Kubernetes(discovery) => kubernetes::OfPods::Pool(discovery),
+        _ if in_cluster => kubernetes::OfPods::Faulty,
+        PodSource::Inline | PodSource::File(_) => kubernetes::OfPods::Elsewhere,
+    };
     let expected = "a file with a policy, the spec of an inline one, or those of a cluster";
     let Some(Spot { at, value: raw }) = given(&raw.policy, (raw.at, "policy"), expected, reading)
     else {
@@ -108,7 +117,7 @@ fn policy_source(
     let inline = raw.inline.given();
     let policy = inline.map(|spec| policy::spec(&spec.value, Arc::from(INLINE_POLICY), reading));
     if let Some(section) = raw.kubernetes.given() {
-        let (objects, default) = kubernetes::policy(&section.value, pods, reading);
+        let (objects, default) = kubernetes::policy(&section.value, of_pods, reading);
         let source = objects.map_or(PolicySource::Inline, PolicySource::Kubernetes);
         return (source, Some(default));
     }

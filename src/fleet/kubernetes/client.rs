@@ -247,7 +247,6 @@ impl Cluster {
     }
 }
 
-
 /// An error with its causes.
 pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

@@ -427,12 +427,10 @@ impl Said<'_> {
             let fits = |name: &&str| {
                 !name.is_empty() && name.len() <= 253 && !name.chars().any(char::is_control)
             };
-            names.iter().all(fits).then(|| {
-                names
-                    .iter()
-                    .map(|name| ModelName::from(*name))
-                    .collect()
-            })
+            names
+                .iter()
+                .all(fits)
+                .then(|| names.iter().map(|name| ModelName::from(*name)).collect())
         })
     }
 }

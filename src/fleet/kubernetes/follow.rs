@@ -140,12 +140,10 @@ impl Watches {
     #[must_use]
     pub fn trouble(&self) -> Option<Arc<str>> {
         let states = self.states.lock();
-        [Kind::Pools, Kind::Pods]
-            .iter()
-            .find_map(|kind| {
-                let watched = states.get(kind)?;
-                watched.trouble.clone().or_else(|| watched.object.clone())
-            })
+        [Kind::Pools, Kind::Pods].iter().find_map(|kind| {
+            let watched = states.get(kind)?;
+            watched.trouble.clone().or_else(|| watched.object.clone())
+        })
     }
 
     /// Whether the following of `kind` is in trouble now.
@@ -241,7 +239,10 @@ pub async fn follow<T: Object>(
             Ok(Next::Unwanted) => return,
             Err((Trouble::Outdated { .. }, None)) => {
                 // No failure: it is what a list is for.
-                tracing::info!(resource = kind.resource(), "too much has changed, listing anew");
+                tracing::info!(
+                    resource = kind.resource(),
+                    "too much has changed, listing anew"
+                );
                 sleep_until(began + WAITS.0).await;
             }
             Err((trouble, from)) => {
