@@ -191,6 +191,13 @@ fn conclude<'a>(
         return Ok(Conclusion::local(decode, Because::NotGeneration));
     }
     let local = considered.local.as_ref();
+    if ask.kind == AskKind::GenerateSeveral {
+        return match (prefill_pin, local) {
+            (Some(pin), _) => Err(NoRoute::PinnedPodUnavailable(pin)),
+            (None, None) => Err(NoRoute::NoPodCanPrefill),
+            (None, Some(decode)) => Ok(Conclusion::local(decode, Because::SeveralSequences)),
+        };
+    }
     let Some(prefill) = &considered.prefill else {
         return match (prefill_pin, rule.on_no_prefill, local) {
             (Some(pin), _, _) => Err(NoRoute::PinnedPodUnavailable(pin)),
@@ -213,12 +220,7 @@ fn conclude<'a>(
     if prefill_pin.is_some() {
         return Ok(remote(Because::PrefillPinned, Checks::new()));
     }
-    let judgement = bypass::judge(
-        ask.prompt_tokens,
-        local,
-        prefill,
-        (rule.bypass, &rule.gate),
-    );
+    let judgement = bypass::judge(ask.prompt_tokens, local, prefill, (rule.bypass, &rule.gate));
     Ok(match local {
         Some(decode) if judgement.because.is_bypass() => Conclusion {
             checks: judgement.checks,
@@ -239,6 +241,9 @@ fn consider(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> Considered {
         return found;
     }
     found.local = select(ask, snapshot, terms, Purpose::PrefillAndDecode);
+    if ask.kind == AskKind::GenerateSeveral {
+        return found;
+    }
     found.prefill = select(ask, snapshot, terms, Purpose::Prefill);
     if let (Some(prefill), Some(decode)) = (&found.prefill, &found.decode)
         && prefill.candidate.pod == decode.candidate.pod

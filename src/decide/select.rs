@@ -108,7 +108,9 @@ impl<'a> Terms<'a> {
             tier_credit: rule.bypass.tier_credit(),
             decode_pin: pin(ask.decode_pin, Purpose::DecodeOnly)?,
             prefill_pin: match ask.kind {
-                AskKind::Generate => pin(ask.prefill_pin, Purpose::Prefill)?,
+                AskKind::Generate | AskKind::GenerateSeveral => {
+                    pin(ask.prefill_pin, Purpose::Prefill)?
+                }
                 AskKind::PassThrough => None,
             },
             allowed: Allowed::new(&ask.subset),
@@ -274,9 +276,7 @@ impl Limit {
                 .filter(|known| check(known, &terms.allowed, purpose).is_ok())
                 .filter(|known| terms.taken != Some(known.pod))
                 .map_or(Limit::None, |known| Limit::Session(known.pod)),
-            Affinity::Hard(pod) => {
-                find(pod).map_or(Limit::None, |known| Limit::Session(known.pod))
-            }
+            Affinity::Hard(pod) => find(pod).map_or(Limit::None, |known| Limit::Session(known.pod)),
         }
     }
 

@@ -223,6 +223,45 @@ async fn a_remote_prefill_names_exactly_our_prefill_pod() {
 }
 
 #[tokio::test]
+async fn every_legal_prompt_shape_is_routed_and_counted() {
+    let bench = Bench::pair(Bypass::Never).await;
+    for (prompt, tokens, because) in [
+        (r#""hi""#, 1, "policy_never"),
+        (r#"["hi","there"]"#, 3, "several_sequences"),
+        ("[1,15339,15339]", 3, "policy_never"),
+        (r#""" "#, 0, "policy_never"),
+        ("[[1,2],[3]]", 3, "several_sequences"),
+        ("[]", 0, "policy_never"),
+    ] {
+        let mut gateway = bench.gateway().await;
+        let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+        ask(&gateway, &[], body.as_bytes());
+        assert_eq!(set(&gateway.message().await, DESTINATION), [D1], "{prompt}");
+        let record = bench.last_record();
+        assert_eq!(record["prompt_tokens"], tokens, "{prompt}");
+        assert_eq!(record["because"], because, "{prompt}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_for_several_sequences_is_never_handed_over() {
+    let bench = Bench::pair(Bypass::Never).await;
+    for fields in [r#""n":2"#, r#""best_of":3"#, r#""n":2,"n":1,"best_of":2"#] {
+        let mut gateway = bench.gateway().await;
+        let body = format!(r#"{{"model":"m","prompt":"hi",{fields}}}"#);
+        ask(&gateway, &[(PREFILLER, FORGED)], body.as_bytes());
+        let message = gateway.message().await;
+        assert!(removed(&message, PREFILLER), "{fields}");
+        assert_eq!(set(&message, DESTINATION), [D1]);
+        // The policy had no say in it, so it is no bypass.
+        assert!(removed(&message, names::BYPASS), "{fields}");
+    }
+    let mut gateway = bench.gateway().await;
+    ask(&gateway, &[], br#"{"model":"m","prompt":"hi","n":1}"#);
+    assert_eq!(set(&gateway.message().await, PREFILLER), [P1]);
+}
+
+#[tokio::test]
 async fn a_forged_destination_is_overwritten_in_header_and_metadata() {
     let bench = Bench::pair(Bypass::Always).await;
     for modes in [
