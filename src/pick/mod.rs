@@ -14,7 +14,7 @@ pub mod refusal;
 mod status;
 pub mod usage;
 
-pub use explain::{Explainer, ExplainLimits};
+pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
 pub use head::{Head, Headers};
 pub use refusal::Refusal;
@@ -25,11 +25,11 @@ use crate::decide::policy::Policy;
 use crate::decide::reason::NoRoute;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::ModelName;
+use crate::names::{Endpoint, ModelName};
 use crate::observe::{Observation, Observer};
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
-use crate::pick::flight::Progress;
+use crate::pick::flight::{Addressee, Progress};
 use crate::pick::question::Question;
 use crate::pick::usage::Tail;
 use crate::prompt::{Api, Encoder};
@@ -231,6 +231,7 @@ impl Picker {
             booking,
             record,
             destination: plan.destination,
+            addressee: addressee(&decision, plan.destination),
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
         };
@@ -268,9 +269,7 @@ impl Picker {
         let draw = self.draws.next();
         let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
         let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self
-            .observer
-            .look(&names, &understood.chains, question.now);
+        let mut observation = self.observer.look(&names, &understood.chains, question.now);
         let mut ask = question.ask.clone();
         let mut opinion = None;
         let admitted = self
@@ -331,6 +330,7 @@ impl Picker {
             roster: Arc::clone(&self.observer.roster),
             began,
             destination: settled.destination,
+            addressee: settled.addressee,
             route: settled.route,
             predicted: settled.predicted,
             progress: Progress::Waiting,
@@ -417,9 +417,18 @@ struct Admitted {
 struct Settled {
     booking: Booking,
     record: Arc<Record>,
-    destination: crate::names::Endpoint,
+    destination: Endpoint,
+    addressee: Addressee,
     route: &'static str,
     predicted: Option<u64>,
+}
+
+/// Which of the two pods of `decision` the plan made the destination.
+fn addressee(decision: &Decision, destination: Endpoint) -> Addressee {
+    match decision.route.prefill() {
+        Some(prefill) if prefill.candidate.endpoint == destination => Addressee::Prefill,
+        _ => Addressee::Decode,
+    }
 }
 
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the
