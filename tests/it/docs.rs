@@ -41,10 +41,22 @@ fn attributes() -> String {
 fn conditions() -> String {
     let mut table = String::from("| word | meaning |\n| --- | --- |\n");
     for kind in ConditionType::ALL {
-        writeln!(table, "| condition `{}` | {} |", kind.as_str(), kind.meaning()).unwrap();
+        writeln!(
+            table,
+            "| condition `{}` | {} |",
+            kind.as_str(),
+            kind.meaning()
+        )
+        .unwrap();
     }
     for reason in ConditionReason::ALL {
-        writeln!(table, "| reason `{}` | {} |", reason.as_str(), reason.meaning()).unwrap();
+        writeln!(
+            table,
+            "| reason `{}` | {} |",
+            reason.as_str(),
+            reason.meaning()
+        )
+        .unwrap();
     }
     table
 }
@@ -90,6 +102,29 @@ fn the_telemetry_page_lists_every_span_attribute() {
 fn the_policy_page_lists_every_key_and_every_condition() {
     same("docs/policy.md", "policy", &sidestep::config::crd::table());
     same("docs/policy.md", "conditions", &conditions());
+}
+
+#[test]
+fn the_examples_of_the_readme_are_valid() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let fenced = readme.split("```yaml\n").skip(1);
+    let examples: Vec<&str> = fenced
+        .map(|rest| rest.split("```").next().unwrap())
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["sidestep.yaml", "pods.yaml", "policy.yaml"];
+    assert_eq!(examples.len(), names.len());
+    for (name, example) in names.iter().zip(examples) {
+        fs::write(folder.path().join(name), example).unwrap();
+    }
+    let tokenizer = folder.path().join("llama/tokenizer.json");
+    fs::create_dir(tokenizer.parent().unwrap()).unwrap();
+    fs::copy(root.join("src/prompt/builtin/tokenizer.json"), tokenizer).unwrap();
+    let loaded = sidestep::config::load(&folder.path().join("sidestep.yaml")).unwrap();
+    assert_eq!(loaded.pods.len(), 2);
+    let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.is_empty(), "{warnings:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request a
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, ProcessingResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
-use sidestep::decide::policy::Bypass;
+use sidestep::decide::policy::{Bypass, OnNoPrefill};
 use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::server::{Limits, Settings, Tls, serve, tls_material};
@@ -313,6 +313,28 @@ async fn without_a_pod_the_client_gets_a_503_and_routing_nothing() {
     };
     assert_eq!(immediate.status.unwrap().code, 503);
     assert!(!String::from_utf8(immediate.body).unwrap().contains(FORGED));
+}
+
+/// Report 26, as the client sees it: a policy that insists on remote prefill says what it lacks.
+#[tokio::test]
+async fn a_policy_that_insists_on_remote_prefill_refuses_until_a_prefill_pod_is_there() {
+    let bench = Bench::start(Bypass::Never, vec![pod(D1, Role::Decode)]).await;
+    let mut insists = InForce::clone(&bench.picker.in_force());
+    insists.policy.rules[0].on_no_prefill = OnNoPrefill::Fail;
+    bench.picker.set_policy(insists);
+    let mut refused = bench.gateway().await;
+    ask(&refused, &[(PREFILLER, FORGED)], &prompt());
+    let refusal = refused.refusal().await;
+    assert_eq!(refusal.status.unwrap().code, 503);
+    assert_eq!(refusal.details, "no_prefill_pod");
+    assert!(String::from_utf8(refusal.body).unwrap().contains("prefill"));
+    assert_eq!(bench.booked(), (0, 0, 0));
+
+    let roster = &bench.picker.observer().roster;
+    roster.apply(vec![pod(D1, Role::Decode), pod(P1, Role::Prefill)]);
+    let mut served = bench.gateway().await;
+    ask(&served, &[(PREFILLER, FORGED)], &prompt());
+    assert_eq!(set(&served.message().await, PREFILLER), [P1]);
 }
 
 #[tokio::test]
