@@ -1,6 +1,6 @@
 //! One gRPC stream: the session, driven by messages, the pick and deadlines.
 //!
-//! Lives here: [`Exchange`], everything around a [`Session`] that needs a clock or waits.
+//! Lives here: `Exchange`, everything around a [`Session`] that needs a clock or waits.
 //! Never here: Envoy's types, which answer a message gets.
 //! Invariant: an exchange owns all that its request holds (bytes, permit, pick, flight), so that
 //! dropping it, at whatever point, releases everything.

@@ -1,6 +1,6 @@
 //! Asks engines for their own numbers, again and again.
 //!
-//! Lives here: one task per pod ([`Scraper`]), and the set of them that follows the roster
+//! Lives here: one task per pod (`Scraper`), and the set of them that follows the roster
 //! ([`Scrapers`]).
 //! Never here: what the numbers mean (`exposition`, `status`), which pods exist (`roster`).
 //! Invariant: a task belongs to one incarnation of a pod and ends with its owner; time, bytes and

@@ -2,7 +2,7 @@
 //!
 //! Lives here: [`Candidates`], made of what is remembered (see `whatif`).
 //! Never here: costs of its own: they are the kernel's.
-//! Invariant: what is shown is what was decided from, and at most [`MOST_SHOWN`] pods.
+//! Invariant: what is shown is what was decided from, and at most `MOST_SHOWN` pods.
 
 use crate::decide::select::{Purpose, Terms, survey};
 use crate::decide::{Cost, Decision, Ineligible};

@@ -2,7 +2,7 @@
 //!
 //! Lives here: [`Tail`], a bounded window over the last response bytes, and the reading of it.
 //! Never here: changes to the bytes; they pass through untouched.
-//! Invariant: at most [`WINDOW`] bytes are held per stream; odd values are "not said", never a panic.
+//! Invariant: at most `WINDOW` bytes are held per stream; odd values are "not said", never a panic.
 
 use crate::telemetry::record::Usage;
 use serde_json::Value;

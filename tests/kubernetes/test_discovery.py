@@ -187,7 +187,7 @@ class Discovery(unittest.TestCase):
             os.kill(api.pid, signal.SIGSTOP)
             try:
                 eventually("the silence is noticed", lambda: picker.metric(
-                    "cluster_requests_failed_total", resource="pods", trouble="away"), 60)
+                    "cluster_requests_failed_total", resource="pods", trouble="away"), 180)
                 self.assertTrue(picker.ready()[0])
             finally:
                 os.kill(api.pid, signal.SIGCONT)

@@ -1,7 +1,7 @@
 //! `sidestep explain`: ask a running picker why a request would go where it would go.
 //!
 //! Lives here: arguments, the question to the admin port.
-//! Never here: what the answer looks like (see [`render`]), any decision of its own.
+//! Never here: what the answer looks like (see `render`), any decision of its own.
 //! Invariant: exit code 0 is an explanation; 2 that body or id is at fault; 1 that no answer came.
 
 mod render;

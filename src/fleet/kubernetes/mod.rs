@@ -2,8 +2,8 @@
 //!
 //! Lives here: everything that talks to a Kubernetes API server. Pure: what objects mean
 //! ([`endpoints`]), what is known of them at a moment ([`picture`]), the rights that all this needs
-//! ([`rights`]). I/O: one loop per kind of object ([`follow`]), and the loop that turns objects into
-//! pods ([`discover`]).
+//! ([`rights`]). I/O: one loop per kind of object ([`follow()`]), and the loop that turns objects into
+//! pods ([`discover()`]).
 //! Never here: what a policy means (`config`), who is told of pods (`app`).
 //! Invariant: what was known last is served until something newer is known as a whole; an API server
 //! that is away, slow or refuses takes no pod away.
