@@ -7,6 +7,7 @@ Invariant: a stream counts as whole only when its last event is `[DONE]`.
 import http.client
 import json
 import threading
+import time
 
 from harness import MODEL
 
@@ -63,6 +64,10 @@ class Steady(threading.Thread):
             else:
                 self.failed.append((status, body[:200]))
 
-    def stop(self):
+    def stop(self, least=0):
+        """Ends after at least `least` answers, or a minute."""
+        end = time.monotonic() + 60
+        while self.answered < least and not self.failed and time.monotonic() < end:
+            self.ended.wait(self.pause)
         self.ended.set()
         self.join()

@@ -171,7 +171,7 @@ class Life(unittest.TestCase):
         self.upgrade(limits={"inFlight": 5000})
         until(lambda: not before & set(self.pickers()), "every old pod ending")
         open_at_end = sum(one.is_alive() for one in streams)
-        steady.stop()
+        steady.stop(least=11)
         for one in streams:
             one.join(120)
         self.assertEqual((open_at_start, open_at_end), (STREAMS, STREAMS), "open before, and when the old pods end")
