@@ -1,6 +1,9 @@
-//! Median time of one decision at 8, 64, 256 and 1,000 pods, alone and with its booking.
+//! Median time of one decision at 8, 64, 256 and 1,000 pods, alone and with its booking, without and
+//! with a policy in the shadow.
 //!
-//! One pod in four prefills; each has some load and some of the prompt. `cargo bench --bench decide`.
+//! One pod in four prefills; each has some load and some of the prompt. `near` is a shadow that moves
+//! thresholds, `far` one that scores otherwise. Rounds with and without a shadow alternate, so that
+//! what else the machine does falls on all. `cargo bench --bench decide`.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,11 +15,12 @@ use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, PrefillBusy, Scoring,
     SessionAffinity, TierCredit,
 };
+use sidestep::decide::shadow::{Decided, opinion};
 use sidestep::decide::snapshot::{
     Affinity, AskKind, Availability, Capacity, CapacitySource, Counted, EngineReport, KvSource,
     LocalPrefill, PodLoad, Role, Serves, Subset, TierBlocks,
 };
-use sidestep::decide::{Ask, Candidate, Policy, Rule, Snapshot, decide};
+use sidestep::decide::{Ask, Candidate, Decision, NoRoute, Policy, Rule, Snapshot, decide};
 use sidestep::load::{Admission, Ledger};
 use sidestep::names::{Endpoint, PodId, SessionId};
 use sidestep::units::{BlockSize, Blocks, Ratio, Tokens};
@@ -24,28 +28,75 @@ use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
-const ROUNDS: usize = 2_000;
+const ROUNDS: usize = 5_000;
 const PROMPT: usize = 1_000;
 
 fn main() {
-    println!("{:>6} {:>14} {:>14}", "pods", "decide ns", "admit ns");
+    let head = [
+        "pods",
+        "decide ns",
+        "near",
+        "far",
+        "admit ns",
+        "near",
+        "far",
+    ];
+    println!("{}", head.map(|cell| format!("{cell:>12}")).concat());
     for pods in [8, 64, 256, 1_000] {
-        println!("{pods:>6} {:>14} {:>14}", alone(pods), booked(pods));
+        let mut row = format!("{pods:>12}");
+        for [none, near, far] in [alone(pods), booked(pods)] {
+            let more = |with: u64| (with as f64 / none as f64 - 1.0) * 100.0;
+            row += &format!("{none:>12}{:>10.1} %{:>10.1} %", more(near), more(far));
+        }
+        println!("{row}");
     }
 }
 
-fn alone(pods: u16) -> u64 {
+/// Without a shadow, with a near one and with a far one.
+fn shadows() -> [Option<Policy>; 3] {
+    let mut near = policy();
+    near.rules[0].bypass = Bypass::IslBounding(IslBound {
+        threshold: Tokens(4_096),
+        ratio: Ratio::new(0.9).unwrap(),
+        cold_bypass_below: Tokens(64),
+        tier_credit: TierCredit::Full,
+    });
+    let mut far = near.clone();
+    far.scoring.host_tier = Ratio::new(0.5).unwrap();
+    [None, Some(near), Some(far)]
+}
+
+fn decided(
+    ask: &Ask,
+    snapshot: &Snapshot,
+    policy: &Policy,
+    shadow: Option<&Policy>,
+) -> Result<Decision, NoRoute> {
+    let result = decide(black_box(ask), black_box(snapshot), policy);
+    if let Some(shadow) = shadow {
+        let decided = Decided {
+            policy,
+            result: &result,
+        };
+        black_box(opinion(ask, ask.affinity, snapshot, decided, shadow));
+    }
+    result
+}
+
+fn alone(pods: u16) -> [u64; 3] {
     let (snapshot, policy) = (snapshot(pods), policy());
+    let shadows = shadows();
     let mut ask = ask();
-    median(|round| {
+    medians(|round, which| {
         ask.draw = mix(round);
-        let _ = black_box(decide(black_box(&ask), black_box(&snapshot), &policy));
+        let _ = black_box(decided(&ask, &snapshot, &policy, shadows[which].as_ref()));
     })
 }
 
 /// Decision and booking of a stream of prompts that begin alike, with 16 running requests per pod.
-fn booked(pods: u16) -> u64 {
+fn booked(pods: u16) -> [u64; 3] {
     let (mut snapshot, policy) = (snapshot(pods), policy());
+    let shadows = shadows();
     let ledger = Ledger::default();
     let prompts: Vec<BlockChain> = (0..64).map(prompt).collect();
     let sessions: Vec<SessionId> = (0..64)
@@ -54,7 +105,8 @@ fn booked(pods: u16) -> u64 {
     let mut running = std::collections::VecDeque::new();
     let now = Instant::now();
     let mut ask = ask();
-    let mut admit = |round: u64| {
+    let mut admit = |round: u64, which: usize| {
+        let shadow = shadows[which].as_ref();
         let which = (mix(round) % 64) as usize;
         ask.draw = mix(round ^ 1);
         let admission = Admission {
@@ -67,7 +119,7 @@ fn booked(pods: u16) -> u64 {
                 for pod in &mut snapshot.candidates {
                     pod.load = loads.of(pod.pod);
                 }
-                decide(&ask, &snapshot, &policy)
+                decided(&ask, &snapshot, &policy, shadow)
             })
             .unwrap();
         black_box(decision);
@@ -78,21 +130,24 @@ fn booked(pods: u16) -> u64 {
         }
     };
     for round in 0..u64::from(pods) * 16 {
-        admit(round);
+        admit(round, 0);
     }
-    median(admit)
+    medians(admit)
 }
 
-fn median(mut work: impl FnMut(u64)) -> u64 {
-    let mut times: Vec<u64> = (0..ROUNDS as u64)
-        .map(|round| {
-            let start = Instant::now();
-            work(round);
-            u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
-        })
-        .collect();
-    times.sort_unstable();
-    times[times.len() / 2]
+fn medians(mut work: impl FnMut(u64, usize)) -> [u64; 3] {
+    let mut times: [Vec<u64>; 3] = Default::default();
+    for round in 0..3 * ROUNDS as u64 {
+        // In no fixed order: what one leaves in the processor's caches must not favour the next.
+        let which = (mix(round ^ 0x5eed) >> 32) as usize % 3;
+        let start = Instant::now();
+        work(round, which);
+        times[which].push(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+    }
+    times.map(|mut times| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    })
 }
 
 fn mix(step: u64) -> u64 {

@@ -90,10 +90,9 @@ fn refused(refusal: &Refusal) -> Answer {
     let status = StatusCode::from_u16(refusal.status).unwrap_or(StatusCode::BAD_REQUEST);
     let mut answer = routes::text(status, "application/json", refusal.to_json());
     if let Some(after) = refusal.retry_after {
-        answer.headers_mut().insert(
-            hyper::header::RETRY_AFTER,
-            after.as_secs().max(1).into(),
-        );
+        answer
+            .headers_mut()
+            .insert(hyper::header::RETRY_AFTER, after.as_secs().max(1).into());
     }
     answer
 }

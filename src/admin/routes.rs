@@ -15,7 +15,7 @@ use serde::Serialize;
 const MOST_RECORDS: usize = 1000;
 
 /// What exists, for the answer to an unknown path.
-const PATHS: &str = "/metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/decisions?after=N&limit=N, /v1/decisions/ID, /v1/explain/ID, POST /v1/explain";
+const PATHS: &str = "/, /metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/settings, /v1/decisions?after=N&limit=N, /v1/decisions/stream, /v1/decisions/ID, /v1/decisions/ID/candidates, /v1/explain/ID, POST /v1/explain, POST /v1/what-if";
 
 /// What the admin port answers.
 pub(super) type Answer = Response<Full<Bytes>>;
@@ -36,7 +36,7 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
         "/readyz" => text(
             StatusCode::SERVICE_UNAVAILABLE,
             "text/plain",
-            "not ready: no decode pod is ready\n".into(),
+            format!("not ready: {}\n", picker.hindrance()),
         ),
         "/v1/pods" => json(&picker.pods()),
         "/v1/policy" => json(&picker.policy_summary()),
@@ -63,6 +63,15 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
             path.strip_prefix("/v1/decisions/"),
             path.strip_prefix("/v1/explain/"),
         ) {
+            (Some(rest), _) if rest.ends_with("/candidates") => {
+                match picker.candidates(rest.trim_end_matches("/candidates")) {
+                    Some(candidates) => json(&candidates),
+                    None => error(
+                        StatusCode::NOT_FOUND,
+                        "what this decision was made from is no longer remembered",
+                    ),
+                }
+            }
             (Some(id), _) => found(picker, id, json),
             (None, Some(id)) => found(picker, id, |record| json(&record.explanation())),
             (None, None) => error(
@@ -100,6 +109,17 @@ pub(super) fn json(value: &impl Serialize) -> Answer {
 pub(super) fn error(status: StatusCode, message: &str) -> Answer {
     let body = serde_json::json!({ "error": { "message": message } }).to_string();
     text(status, "application/json", body)
+}
+
+/// An answer to a request that was understood and cannot be done: every fault with its place.
+pub(super) fn unprocessable(faults: &[impl Serialize]) -> Answer {
+    let message = "the request has faults";
+    let body = serde_json::json!({ "error": { "message": message, "faults": faults } });
+    text(
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "application/json",
+        body.to_string(),
+    )
 }
 
 pub(super) fn text(status: StatusCode, content_type: &'static str, body: String) -> Answer {

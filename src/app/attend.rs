@@ -119,13 +119,18 @@ impl Attendant {
         );
         Some((source, Arc::new(feed)))
     }
+
+    /// The set of pods, with what is known of where they come from.
+    pub(super) fn roster(&self) -> &Arc<Roster> {
+        &self.roster
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::decide::snapshot::{LocalPrefill, Role};
-    use crate::fleet::Probe;
+    use crate::fleet::{Listed, Probe};
     use crate::kv::event::{Batch, EngineHash, Event, Skipped, Stored};
     use crate::names::Endpoint;
     use crate::units::Blocks;
@@ -148,6 +153,7 @@ mod tests {
             kv_blocks: Some(Blocks(kv_blocks)),
             prefill_batch_tokens: None,
             probe: Probe::Off,
+            listed: Listed::Ready,
         }
     }
 

@@ -4,9 +4,11 @@
 //! Never here: anything counted as it happens (see `telemetry::metrics`).
 //! Invariant: one series per configured pod and metric; a pod that is gone is gone from the next scrape.
 
+use crate::decide::snapshot::Role;
 use crate::extproc::counters::Counters;
 use crate::kv::feed::FeedStats;
 use crate::pick::{Picker, PodStatus};
+use crate::telemetry::trace::ExportStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -21,6 +23,9 @@ pub(super) struct State {
     pub(super) picker: Weak<Picker>,
     pub(super) counters: Arc<Counters>,
 }
+
+/// The label for a pod's name. Not `pod`: Prometheus gives that name to the picker's own pod.
+const ENGINE: &str = "engine";
 
 /// A gauge per pod: name, help, reading.
 type PodGauge = (&'static str, &'static str, fn(&PodStatus) -> Option<f64>);
@@ -118,7 +123,7 @@ impl Collector for State {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for pod in &pods {
                 if let Some(value) = read(pod) {
-                    let labels = [("pod", &*pod.name), ("role", pod.role.as_str())];
+                    let labels = [(ENGINE, &*pod.name), ("role", pod.role.as_str())];
                     ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
                 }
             }
@@ -145,7 +150,7 @@ impl Collector for State {
         for (name, help, read) in FEED_COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (pod, stats) in &feeds {
-                let labels = [("pod", &*pod.spec.name)];
+                let labels = [(ENGINE, &*pod.spec.name)];
                 ConstCounter::new(read(stats)).encode(family.encode_family(&labels)?)?;
             }
         }
@@ -157,8 +162,61 @@ impl Collector for State {
             None,
             MetricType::Gauge,
         )?)?;
+        let ready = ConstGauge::new(f64::from(u8::from(picker.ready())));
+        ready.encode(encoder.encode_descriptor(
+            "ready",
+            "1 while a decode pod is ready, so that requests can be answered",
+            None,
+            MetricType::Gauge,
+        )?)?;
+        pods_by_state(&pods, &mut encoder)?;
+        if let Some(stats) = picker.tracing().stats() {
+            spans(&stats, &mut encoder)?;
+        }
         self.gateway(&mut encoder)
     }
+}
+
+/// Pods by role and availability, and by the state of their KV events: every combination, so that a
+/// state nobody is in reads 0 rather than nothing.
+fn pods_by_state(pods: &[PodStatus], encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let help = "Pods by role and availability";
+    let mut family = encoder.encode_descriptor("pods", help, None, MetricType::Gauge)?;
+    for role in [Role::Prefill, Role::Decode, Role::Both] {
+        for state in ["ready", "not_ready", "draining", "unreachable"] {
+            let fits = |pod: &&PodStatus| pod.role == role && pod.availability == state;
+            let count = pods.iter().filter(fits).count();
+            let labels = [("role", role.as_str()), ("state", state)];
+            ConstGauge::new(count as f64).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    let help = "Pods by the state of their KV events";
+    let mut family = encoder.encode_descriptor("kv_sources", help, None, MetricType::Gauge)?;
+    for state in ["live", "syncing", "lost", "absent"] {
+        let count = pods.iter().filter(|pod| pod.kv_source == state).count();
+        ConstGauge::new(count as f64).encode(family.encode_family(&[("state", state)])?)?;
+    }
+    Ok(())
+}
+
+fn spans(stats: &ExportStats, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+    let help = "Spans that the receiver took";
+    let exported = ConstCounter::new(stats.exported);
+    exported.encode(encoder.encode_descriptor(
+        "spans_exported",
+        help,
+        None,
+        MetricType::Counter,
+    )?)?;
+    let help = "Spans that were dropped, by cause";
+    let mut family = encoder.encode_descriptor("spans_dropped", help, None, MetricType::Counter)?;
+    for (cause, count) in [
+        ("queue_full", stats.dropped_queue_full),
+        ("export_failed", stats.dropped_export_failed),
+    ] {
+        ConstCounter::new(count).encode(family.encode_family(&[("cause", cause)])?)?;
+    }
+    Ok(())
 }
 
 impl State {
@@ -218,6 +276,11 @@ impl State {
                 c.response_bytes.get(),
             ),
             (
+                "log_warnings_held_back",
+                "Warnings not written because the same one was written within a minute",
+                crate::telemetry::throttle::held_back(),
+            ),
+            (
                 "leases",
                 "Requests whose answer the gateway does not show, released after a fixed time",
                 c.leases.get(),
@@ -229,6 +292,19 @@ impl State {
                 None,
                 MetricType::Counter,
             )?)?;
+        }
+        self.refusals(encoder)
+    }
+
+    /// Requests that were answered here, whatever the cause.
+    fn refusals(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), Error> {
+        let help = "Requests answered without a pod, by cause and status";
+        let name = "refusals";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (code, status, count) in self.counters.refusals() {
+            let status = status.to_string();
+            let labels = [("code", code), ("status", status.as_str())];
+            ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

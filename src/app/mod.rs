@@ -7,18 +7,30 @@
 
 mod attend;
 mod collect;
+mod kubernetes;
 mod models;
+mod policies;
 mod prerequisites;
 mod reload;
 mod shadow;
 mod standing;
+mod status;
 
+pub use crate::fleet::kubernetes::rights;
+
+use crate::admin::Admin;
+use crate::admin::access::{Access, Token, TokenError};
 use crate::app::standing::Standing;
-use crate::config::{Explain, Export, Handoff, Loaded, LoadedPolicy, Process, Source, Tls};
+use crate::config::{
+    AdminAccess, Explain, Handoff, Loaded, LoadedPolicy, PodSource, PolicySource, Process,
+    Protocol, Tls,
+};
+use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;
 use crate::extproc::server::{self, Settings};
 use crate::extproc::wire::MetadataKeys;
 use crate::fleet::Roster;
+use crate::fleet::kubernetes::{Cluster, ConnectError};
 use crate::kv::index::Index;
 use crate::load::Ledger;
 use crate::observe::{Observer, Sources};
@@ -26,9 +38,11 @@ use crate::pick::{ExplainLimits, Explainer, InForce, Parts, Picker};
 use crate::route::Dialect;
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::Metrics;
-use crate::telemetry::trace::{TraceError, TraceSettings, Tracing};
-use crate::units::BlockSize;
+use crate::telemetry::trace::settings::{self, FileSettings};
+use crate::telemetry::trace::{TraceError, Tracing};
+use crate::units::{BlockSize, Ratio};
 use attend::Attendant;
+use kubernetes::PolicyKnown;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -38,8 +52,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tonic::service::Routes;
 
-/// Decisions kept for the admin port.
-const JOURNAL: usize = 2048;
+/// Decisions kept for the admin port: about 12 MiB, and 16 s at 500 decisions a second.
+const JOURNAL: usize = 8192;
 /// How often watched files are looked at.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
 
@@ -59,12 +73,34 @@ pub enum StartError {
     /// A model's files could not be used.
     #[error(transparent)]
     Model(#[from] models::ModelError),
+    /// The admin token could not be read.
+    #[error("admin.token: {}: {cause}", path.display())]
+    AdminToken {
+        /// Its file.
+        path: std::path::PathBuf,
+        /// Why not.
+        cause: TokenFault,
+    },
     /// The trace exporter could not be set up.
     #[error(transparent)]
     Trace(#[from] TraceError),
+    /// No cluster could be found.
+    #[error(transparent)]
+    Cluster(#[from] ConnectError),
     /// The certificate could not be used.
     #[error(transparent)]
     Server(#[from] server::ServerError),
+}
+
+/// Why an admin token could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenFault {
+    /// The file cannot be read.
+    #[error("expected a file that can be read, found {0}")]
+    File(#[from] std::io::Error),
+    /// What is in it is no token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
 }
 
 /// The ports that were bound.
@@ -87,6 +123,7 @@ pub struct App {
     ext_proc: TcpListener,
     health: TcpListener,
     admin: TcpListener,
+    access: Access,
     tls: server::TlsMaterial,
     counters: Arc<Counters>,
     tasks: JoinSet<()>,
@@ -108,6 +145,7 @@ impl App {
             admin: local(&admin, process.listen.admin),
         };
         let tls = server::tls_material(&tls(&process.tls))?;
+        let access = access(&process.admin.access)?;
 
         let roster = Arc::new(Roster::new());
         let index = Arc::new(Index::new(crate::kv::index::Limits {
@@ -145,6 +183,20 @@ impl App {
             counters: Arc::clone(&counters),
         }));
 
+        metrics.register_collector(Box::new(kubernetes::Following(Arc::clone(&roster))));
+        let in_cluster = matches!(process.pods, PodSource::Kubernetes(_))
+            || matches!(process.policy, PolicySource::Kubernetes(_));
+        let cluster = if in_cluster {
+            Some(Cluster::find().await?)
+        } else {
+            None
+        };
+        let watches = Arc::clone(roster.watches());
+        let (policy_known, knows_policy) = watch::channel(match process.policy {
+            PolicySource::Kubernetes(_) => PolicyKnown::NotYet,
+            PolicySource::Inline | PolicySource::File(_) => PolicyKnown::Yes,
+        });
+
         let shadow = shadow::put(&loaded.shadow, &picker, &metrics);
         let (ask_shadow, asked_shadow) = watch::channel(loaded.shadow.clone());
         let policy = LoadedPolicy {
@@ -155,24 +207,53 @@ impl App {
             warnings: Vec::new(),
             content: loaded.policy_content,
         };
-        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models));
+        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models.clone()));
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();
-        match &process.pods {
-            Source::Inline => tasks.spawn(attendant.stay()),
-            Source::File(path) => {
+        match (&process.pods, &cluster) {
+            (PodSource::Kubernetes(discovery), Some(cluster)) => {
+                let discovery = (**discovery).clone();
+                let cluster = cluster.clone();
+                let standing = match process.policy {
+                    PolicySource::Kubernetes(_) => None,
+                    PolicySource::Inline | PolicySource::File(_) => Some(standing.clone()),
+                };
+                let to = (attendant, standing);
+                tasks.spawn(kubernetes::pods(cluster, discovery, to, knows_policy))
+            }
+            (PodSource::Inline | PodSource::Kubernetes(_), _) => tasks.spawn(attendant.stay()),
+            (PodSource::File(path), _) => {
                 let watch =
                     crate::config::watch::pods(path.clone(), WATCH_EVERY, loaded.pods_content);
-                tasks.spawn(reload::pods(watch, attendant, metrics.clone(), standing.clone()))
+                tasks.spawn(reload::pods(
+                    watch,
+                    attendant,
+                    metrics.clone(),
+                    standing.clone(),
+                ))
             }
         };
-        if let Source::File(path) = &process.policy {
-            let watch =
-                crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
-            let weak = Arc::downgrade(&picker);
-            let put = (standing, ask_shadow);
-            tasks.spawn(reload::policy(watch, weak, metrics.clone(), put));
+        match (&process.policy, cluster) {
+            (PolicySource::Kubernetes(objects), Some(cluster)) => {
+                let source = policies::Source {
+                    cluster,
+                    objects: objects.clone(),
+                    models: loaded.models,
+                    default: (*picker.in_force()).clone(),
+                    watches,
+                    picker: Arc::downgrade(&picker),
+                };
+                tasks.spawn(policies::policies(source, policy_known));
+            }
+            (PolicySource::Inline | PolicySource::Kubernetes(_), _) => {}
+            (PolicySource::File(path), _) => {
+                let watch =
+                    crate::config::watch::policy(path.clone(), WATCH_EVERY, loaded.policy_content);
+                let weak = Arc::downgrade(&picker);
+                let put = (standing, ask_shadow);
+                tasks.spawn(reload::policy(watch, weak, metrics.clone(), put));
+            }
         }
         tasks.spawn(shadow::follow(
             asked_shadow,
@@ -188,6 +269,7 @@ impl App {
             ext_proc,
             health,
             admin,
+            access,
             tls,
             counters,
             tasks,
@@ -230,18 +312,19 @@ impl App {
             further,
             until(stopped.clone()),
         ));
-        let admin = crate::admin::serve(
-            self.admin,
-            Arc::clone(&self.picker),
+        let admin = Admin {
+            picker: Arc::clone(&self.picker),
             explainer,
-            until(stopped),
-        );
+            access: self.access,
+            trace_link: self.process.admin.trace_link.clone(),
+        };
+        let admin = crate::admin::serve(self.admin, admin, until(stopped));
         self.tasks.spawn(async move {
             if let Err(error) = admin.await {
                 tracing::error!(%error, "the admin port stopped");
             }
         });
-        let settings = settings(&self.process, self.tls, Arc::clone(&self.counters));
+        let settings = server_settings(&self.process, self.tls, Arc::clone(&self.counters));
         let serving = server::serve(
             self.ext_proc,
             Arc::clone(&self.picker),
@@ -253,18 +336,14 @@ impl App {
             result = &mut serving => result,
             () = stop => {
                 tracing::info!("draining");
+                self.picker.drain();
                 let _ = draining.send(true);
                 serving.await
             }
         };
         let _ = stopping.send(true);
         self.tasks.shutdown().await;
-        let picker = self.picker;
-        // Sends the last spans; blocks, up to the exporter's timeout.
-        let flushed = tokio::task::spawn_blocking(move || picker.shutdown_tracing());
-        if let Err(error) = flushed.await {
-            tracing::warn!(%error, "the last spans could not be sent");
-        }
+        self.picker.tracing().shutdown().await;
         tracing::info!("stopped");
         result
     }
@@ -317,6 +396,20 @@ fn dialect(handoff: Handoff) -> Dialect {
     }
 }
 
+fn access(access: &AdminAccess) -> Result<Access, StartError> {
+    let AdminAccess::TokenFile(path) = access else {
+        return Ok(Access::Loopback);
+    };
+    std::fs::read_to_string(path)
+        .map_err(TokenFault::from)
+        .and_then(|text| Ok(Token::parse(&text)?))
+        .map(Access::Token)
+        .map_err(|cause| StartError::AdminToken {
+            path: path.clone(),
+            cause,
+        })
+}
+
 fn tls(tls: &Tls) -> server::Tls {
     match tls {
         Tls::SelfSigned => server::Tls::SelfSigned,
@@ -329,24 +422,33 @@ fn tls(tls: &Tls) -> server::Tls {
 }
 
 fn tracing_of(process: &Process) -> Result<Tracing, TraceError> {
-    let Export::Otlp(endpoint) = &process.telemetry.export else {
-        return Ok(Tracing::Off);
-    };
     let text = |part: &Arc<str>| part.to_string();
-    Tracing::start(&TraceSettings {
-        endpoint: text(endpoint),
-        service_name: text(&process.telemetry.service_name),
-        sample_ratio: process.telemetry.sample_ratio.get(),
-        resource: process
-            .telemetry
+    let telemetry = &process.telemetry;
+    let file = FileSettings {
+        endpoint: telemetry.endpoint.as_ref().map(text),
+        protocol: telemetry.protocol.map(|protocol| match protocol {
+            Protocol::Grpc => settings::Protocol::Grpc,
+            Protocol::HttpProtobuf => settings::Protocol::HttpProtobuf,
+        }),
+        service_name: telemetry.service_name.as_ref().map(text),
+        sample_ratio: telemetry.sample_ratio.map(Ratio::get),
+        resource: telemetry
             .resource
             .iter()
             .map(|(key, value)| (text(key), text(value)))
             .collect(),
-    })
+    };
+    match settings::resolve(file, |name| std::env::var(name).ok())? {
+        Some(settings) => Tracing::start(&settings),
+        None => Ok(Tracing::Off),
+    }
 }
 
-fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>) -> Settings {
+fn server_settings(
+    process: &Process,
+    tls: server::TlsMaterial,
+    counters: Arc<Counters>,
+) -> Settings {
     Settings {
         limits: limits(&process.limits),
         tls,
@@ -354,6 +456,10 @@ fn settings(process: &Process, tls: server::TlsMaterial, counters: Arc<Counters>
             subset_hint: key(&process.data_plane.subset_hint),
             destination: key(&process.data_plane.destination),
             served: key(&process.data_plane.served),
+        },
+        conformance: match process.data_plane.conformance {
+            crate::config::Conformance::Disabled => Conformance::Disabled,
+            crate::config::Conformance::Enabled => Conformance::Enabled,
         },
         counters,
     }

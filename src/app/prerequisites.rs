@@ -92,7 +92,10 @@ impl Said {
             self.no_kv_source = Some(policy.generation);
             notices.push(Notice::NoKvSource);
         }
-        let mut prefill = pods.iter().filter(|pod| pod.role == Role::Prefill).peekable();
+        let mut prefill = pods
+            .iter()
+            .filter(|pod| pod.role == Role::Prefill)
+            .peekable();
         let none = prefill.peek().is_some() && prefill.all(|pod| pod.availability != "ready");
         if none != self.no_prefill_pod {
             self.no_prefill_pod = none;

@@ -15,7 +15,11 @@ use tokio::sync::watch;
 
 /// Puts what `shadow` asks for in the shadow of the policy in force. A file is watched from then on;
 /// one that cannot be used leaves nothing there until it is mended.
-pub(super) fn put(shadow: &Shadow, picker: &Picker, metrics: &Metrics) -> Option<Watch<LoadedPolicy>> {
+pub(super) fn put(
+    shadow: &Shadow,
+    picker: &Picker,
+    metrics: &Metrics,
+) -> Option<Watch<LoadedPolicy>> {
     match shadow {
         Shadow::Off => {
             picker.set_shadow(InShadow::Nothing);

@@ -82,12 +82,11 @@ impl Standing {
         change(&mut state);
         state.warn();
         let now = state.judge();
-        for condition in &now {
-            if !state.conditions.contains(condition) {
-                say(condition);
-            }
-        }
+        // First shown, then logged: who reads the log finds it there.
         picker.set_conditions(now.iter().map(readable).collect());
+        for condition in now.iter().filter(|one| !state.conditions.contains(one)) {
+            say(condition);
+        }
         state.conditions = now;
     }
 }
@@ -135,7 +134,8 @@ fn say(condition: &Condition) {
     }
 }
 
-fn readable(condition: &Condition) -> PolicyCondition {
+/// A condition for the admin port.
+pub(super) fn readable(condition: &Condition) -> PolicyCondition {
     PolicyCondition {
         kind: condition.kind.as_str(),
         status: if condition.holds { "True" } else { "False" },

@@ -9,12 +9,16 @@ pub mod crd;
 pub mod demo;
 pub mod engine;
 pub mod explain;
+mod logging;
 pub mod policy;
+pub mod probe;
+pub mod rights;
 pub mod serve;
+pub mod top;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tracing_subscriber::EnvFilter;
 
 /// Envoy endpoint picker for disaggregated LLM serving.
 #[derive(Debug, Parser)]
@@ -36,14 +40,20 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Check config and policy files; prints every fault with its place.
     Check(check::CheckArgs),
+    /// Print the rights that the picker uses in a cluster, as a Role.
+    Rights(rights::RightsArgs),
     /// Say why a request would go where it would go, or why one went there.
     Explain(explain::ExplainArgs),
     /// Print the CustomResourceDefinition of policies, for `kubectl apply -f -`.
     Crd,
     /// Translate the settings of another router into a policy.
     Policy(policy::PolicyArgs),
+    /// Show pods and decisions of a running picker, live.
+    Top(top::TopArgs),
     /// Run a whole deployment on this machine: Envoy, picker, simulated engines, traffic.
     Demo(demo::DemoArgs),
+    /// Ask a running deployment, as `helm test` does.
+    Probe(probe::ProbeArgs),
     /// Run one simulated engine pod.
     Engine(Box<engine::EngineArgs>),
 }
@@ -51,16 +61,19 @@ enum Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = arguments();
     let quiet = match &arguments.command {
         Command::Demo(_)
         | Command::Check(_)
         | Command::Crd
         | Command::Explain(_)
-        | Command::Policy(_) => "warn",
+        | Command::Policy(_)
+        | Command::Probe(_)
+        | Command::Rights(_)
+        | Command::Top(_) => "warn",
         Command::Serve(_) | Command::Engine(_) => "info",
     };
-    init_logging(arguments.log.as_deref(), quiet, arguments.log_json);
+    logging::init(arguments.log.as_deref(), quiet, arguments.log_json);
     // A panic message of a library may quote its input, which may be a prompt: only the place is told.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
@@ -83,10 +96,13 @@ pub fn main() -> ExitCode {
         match arguments.command {
             Command::Serve(args) => serve::run(args).await,
             Command::Check(args) => check::run(&args),
+            Command::Rights(args) => rights::run(&args),
             Command::Explain(args) => explain::run(args).await,
             Command::Crd => crd::run(),
             Command::Policy(args) => policy::run(&args),
+            Command::Top(args) => top::run(args).await,
             Command::Demo(args) => demo::run(args).await,
+            Command::Probe(args) => probe::run(args).await,
             Command::Engine(args) => engine::run(*args).await.map(|()| ExitCode::SUCCESS),
         }
     });
@@ -101,22 +117,19 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn init_logging(filter: Option<&str>, quiet: &str, json: bool) {
-    let filter = filter
-        .map(str::to_owned)
-        .or_else(|| std::env::var("RUST_LOG").ok())
-        .unwrap_or_else(|| quiet.to_owned());
-    // The tokenizer reports its set-up at info; a filter that names it still wins.
-    let filter = format!("tk_encode=warn,{filter}");
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
-        .with_writer(std::io::stderr);
-    let set = if json {
-        builder.json().try_init()
-    } else {
-        builder.try_init()
-    };
-    if let Err(error) = set {
-        eprintln!("sidestep: logging could not be set up: {error}");
+/// The arguments. Called `kubectl-sidestep`, the program is a plugin, and its help says so.
+fn arguments() -> Arguments {
+    let called = std::env::args_os().next().map(PathBuf::from);
+    let plugin = called
+        .as_deref()
+        .and_then(Path::file_stem)
+        .is_some_and(|name| name == "kubectl-sidestep");
+    let mut command = Arguments::command();
+    if plugin {
+        command = command.bin_name("kubectl sidestep");
+    }
+    match Arguments::from_arg_matches(&command.get_matches()) {
+        Ok(arguments) => arguments,
+        Err(error) => error.exit(),
     }
 }

@@ -8,7 +8,7 @@ use crate::config::diagnostic::{Diagnostics, Finding, Position, Report, Text, Wr
 use crate::config::node::{self, Node, SyntaxFault, Value, quoted};
 use crate::config::parse::{Reading, pods, policy, process};
 use crate::config::shape::Shape;
-use crate::config::{Loaded, LoadedPods, LoadedPolicy, Shadow, Source, lint};
+use crate::config::{Loaded, LoadedPods, LoadedPolicy, PodSource, PolicySource, Shadow, lint};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -44,7 +44,7 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
     };
     // A file that is not there has been reported where it is named.
     let policy = match &parsed.process.policy {
-        Source::File(path) if path.is_file() => gathered.take(load_policy(path)),
+        PolicySource::File(path) if path.is_file() => gathered.take(load_policy(path)),
         _ => parsed.policy.map(|spec| LoadedPolicy {
             policy: spec.policy,
             handoff: spec.handoff,
@@ -55,7 +55,7 @@ fn process_from(bytes: &[u8], path: &Path) -> Result<Loaded, Diagnostics> {
         }),
     };
     let pods = match &parsed.process.pods {
-        Source::File(path) if path.is_file() => gathered.take(load_pods(path)),
+        PodSource::File(path) if path.is_file() => gathered.take(load_pods(path)),
         _ => parsed.pods.map(|pods| LoadedPods {
             pods,
             warnings: Vec::new(),

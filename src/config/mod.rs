@@ -27,8 +27,9 @@ pub use load::{
     Content, MAX_FILE_BYTES, check, load, load_pods, load_policy, parse_pods, parse_policy,
 };
 pub use process::{
-    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
-    Telemetry, Template, Tls, Tokenizer,
+    Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
+    ModelConfig, PodSource, PolicyObjects, PolicySource, Process, Protocol, Telemetry, Template, Tls,
+    Tokenizer,
 };
 
 use crate::decide::policy::Policy;

@@ -5,6 +5,7 @@
 //! Invariant: a value of these types needs no further check; file names are absolute or relative to
 //! the working directory, no longer to the file that named them.
 
+use crate::fleet::kubernetes::Discovery;
 use crate::names::ModelName;
 use crate::units::{BlockSize, Ratio};
 use std::net::SocketAddr;
@@ -18,20 +19,20 @@ use std::time::Duration;
 pub struct Process {
     /// Where to listen.
     pub listen: Listen,
+    /// Who may look at decisions, and where their traces are.
+    pub admin: Admin,
     /// How the external-processing port is secured.
     pub tls: Tls,
     /// Bounds on what is held at once.
     pub limits: Limits,
     /// Where the pods are listed.
-    pub pods: Source,
+    pub pods: PodSource,
     /// Where the policy is.
-    pub policy: Source,
+    pub policy: PolicySource,
     /// Bounds of the KV index.
     pub index: IndexLimits,
     /// Where spans go.
     pub telemetry: Telemetry,
-    /// What the admin port answers beyond reading.
-    pub admin: Admin,
     /// Where the data plane puts what it tells the picker.
     pub data_plane: DataPlane,
 }
@@ -45,6 +46,27 @@ pub struct Listen {
     pub health: SocketAddr,
     /// Metrics, explain and the decision page (HTTP).
     pub admin: SocketAddr,
+}
+
+/// Who may look at decisions, and where their traces are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Admin {
+    /// Who may look.
+    pub access: AdminAccess,
+    /// Where a trace can be looked at: an `http` or `https` address with `{trace_id}` in it.
+    pub trace_link: Option<Arc<str>>,
+    /// Whether requests are explained.
+    pub explain: Explain,
+}
+
+/// Who may look at pods, policy and decisions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AdminAccess {
+    /// Whoever connects over loopback.
+    #[default]
+    Loopback,
+    /// Whoever sends the token in this file.
+    TokenFile(PathBuf),
 }
 
 /// How the external-processing port is secured.
@@ -78,13 +100,38 @@ pub struct Limits {
     pub drain_timeout: Duration,
 }
 
-/// Whether something is written in the process config or in a file of its own.
+/// Where the pods are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum PodSource {
     /// In the process config; changes with a restart.
     Inline,
     /// In this file, which is watched.
     File(PathBuf),
+    /// In a cluster, which is watched.
+    Kubernetes(Box<Discovery>),
+}
+
+/// Where the policy is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicySource {
+    /// In the process config; changes with a restart.
+    Inline,
+    /// In this file, which is watched.
+    File(PathBuf),
+    /// In a cluster, which is watched; the policy loaded with the config is in force while the cluster
+    /// has none.
+    Kubernetes(PolicyObjects),
+}
+
+/// Which policies of a cluster apply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyObjects {
+    /// Their namespace; `None` is the program's own.
+    pub namespace: Option<Arc<str>>,
+    /// The InferencePool they target.
+    pub pool: Arc<str>,
+    /// The Lease through which replicas agree who writes their status.
+    pub lease: Arc<str>,
 }
 
 /// Bounds of the KV index.
@@ -94,13 +141,6 @@ pub struct IndexLimits {
     pub max_blocks: u64,
     /// Most blocks known of one pod.
     pub max_blocks_per_pod: u64,
-}
-
-/// What the admin port answers beyond reading.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Admin {
-    /// Whether requests are explained.
-    pub explain: Explain,
 }
 
 /// Whether requests are explained without being sent.
@@ -113,26 +153,28 @@ pub enum Explain {
     Enabled,
 }
 
-/// Where spans go.
-#[derive(Clone, Debug, PartialEq)]
+/// Where spans go. What is absent here is taken from the standard `OTEL_*` variables.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Telemetry {
-    /// Whether and where spans are exported.
-    pub export: Export,
+    /// An OTLP receiver, an `http://` or `https://` address.
+    pub endpoint: Option<Arc<str>>,
+    /// How it is spoken to.
+    pub protocol: Option<Protocol>,
     /// `service.name`.
-    pub service_name: Arc<str>,
+    pub service_name: Option<Arc<str>>,
     /// Share of requests without a sampled parent that are recorded, 0..=1.
-    pub sample_ratio: Ratio,
+    pub sample_ratio: Option<Ratio>,
     /// Further resource attributes, in the order of the file.
     pub resource: Vec<(Arc<str>, Arc<str>)>,
 }
 
-/// Whether and where spans are exported.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Export {
-    /// Nowhere.
-    Off,
-    /// To this OTLP gRPC endpoint, an `http://` or `https://` address.
-    Otlp(Arc<str>),
+/// How spans are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// OTLP over gRPC.
+    Grpc,
+    /// OTLP over HTTP, in protobuf.
+    HttpProtobuf,
 }
 
 /// Where the data plane puts what it tells the picker.
@@ -144,6 +186,18 @@ pub struct DataPlane {
     pub destination: MetadataKey,
     /// The endpoint that served, as told by it.
     pub served: MetadataKey,
+    /// Whether conformance tests may steer.
+    pub conformance: Conformance,
+}
+
+/// Whether a request may choose its endpoint, and its answer names the one that served, as the
+/// conformance tests of the Gateway API Inference Extension want it. Not for production.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conformance {
+    /// No.
+    Disabled,
+    /// Yes.
+    Enabled,
 }
 
 /// One key in Envoy's dynamic metadata.

@@ -37,7 +37,7 @@ mirror! {
         "index" => index: Index,
         /// Where spans go.
         "telemetry" => telemetry: Telemetry,
-        /// What the admin port answers beyond reading.
+        /// Who may look at decisions, and what the admin port answers beyond reading.
         "admin" => admin: Admin,
         /// Where the data plane puts what it tells the picker.
         "dataPlane" => data_plane: DataPlane,
@@ -48,6 +48,16 @@ mirror! {
         "extProc" => ext_proc: Text,
         "health" => health: Text,
         "admin" => admin: Text,
+    }
+
+    /// The admin port.
+    struct Admin {
+        /// A file with the token that clients must send; absent: only loopback is shown anything.
+        "token" => token: FileRef,
+        /// The address of a trace, with `{trace_id}` in it.
+        "traceLink" => trace_link: Text,
+        /// Enabled or Disabled: whether requests may be explained without being sent.
+        "explain" => explain: Text,
     }
 
     /// TLS of the external-processing port.
@@ -93,16 +103,66 @@ mirror! {
         "file" => file: Text,
     }
 
-    /// `{file: pods.yaml}` or `{inline: […]}`.
+    /// `{file: pods.yaml}`, `{inline: […]}` or `{kubernetes: {pool: …}}`.
     struct PodSource {
         "file" => file: Text,
         "inline" => inline: List<Pod>,
+        "kubernetes" => kubernetes: PodObjects,
     }
 
-    /// `{file: policy.yaml}` or `{inline: <spec of a policy>}`.
+    /// The pods of an InferencePool.
+    struct PodObjects {
+        /// Absent: the namespace that the program runs in.
+        "namespace" => namespace: Text,
+        /// The name of the InferencePool.
+        "pool" => pool: Text,
+        /// The label that holds a pod's role.
+        "roleLabel" => role_label: Text,
+        /// What its values mean: prefill, decode or both.
+        "roles" => roles: TextMap,
+        /// What a pod without that label is for: prefill, decode, both or none.
+        "unlabelled" => unlabelled: Text,
+        /// Absent: the engines publish none.
+        "kvEvents" => kv_events: KvPorts,
+        /// Absent: every model.
+        "models" => models: List<Text>,
+        "adapters" => adapters: List<Text>,
+        /// What is known about the size of each pod.
+        "capacity" => capacity: Capacity,
+        /// able or unable.
+        "localPrefill" => local_prefill: Text,
+        /// `{path: /metrics}`, or off.
+        "probe" => probe: WordOr<Probe>,
+    }
+
+    /// The ports on which the engines of a pod publish KV events.
+    struct KvPorts {
+        /// Of the first data-parallel rank; each further one uses the next.
+        "port" => port: Whole,
+        /// Where missed events can be asked for again.
+        "replayPort" => replay_port: Whole,
+        /// Absent: everything.
+        "topic" => topic: Text,
+    }
+
+    /// `{file: policy.yaml}`, `{inline: <spec of a policy>}` or `{kubernetes: {}}`.
     struct PolicySource {
         "file" => file: Text,
         "inline" => inline: PolicySpec,
+        "kubernetes" => kubernetes: PolicyObjects,
+    }
+
+    /// The DisaggregationPolicies that target an InferencePool.
+    struct PolicyObjects {
+        /// Absent: that of the pods.
+        "namespace" => namespace: Text,
+        /// Absent: that of the pods.
+        "pool" => pool: Text,
+        /// The spec of the policy in force while none is there; absent: every request is prefilled
+        /// remotely.
+        "default" => default: PolicySpec,
+        /// The Lease through which replicas agree who writes the status of policies.
+        "lease" => lease: Text,
     }
 
     /// Bounds of the KV index.
@@ -115,19 +175,15 @@ mirror! {
 
     /// Where spans go.
     struct Telemetry {
-        /// An OTLP gRPC endpoint; absent: nowhere.
+        /// An OTLP receiver; absent: that of `OTEL_EXPORTER_OTLP_ENDPOINT`, or nowhere.
         "otlpEndpoint" => otlp_endpoint: Text,
+        /// grpc or http/protobuf.
+        "otlpProtocol" => otlp_protocol: Text,
         "serviceName" => service_name: Text,
         /// Share of requests without a sampled parent that are recorded.
         "sampleRatio" => sample_ratio: Number,
         /// Further resource attributes.
         "resource" => resource: TextMap,
-    }
-
-    /// What the admin port answers beyond reading.
-    struct Admin {
-        /// Enabled or Disabled: whether requests may be explained without being sent.
-        "explain" => explain: Text,
     }
 
     /// Keys in Envoy's dynamic metadata.
@@ -138,6 +194,8 @@ mirror! {
         "destination" => destination: MetadataKey,
         /// The endpoint that served, as told by the data plane.
         "served" => served: MetadataKey,
+        /// Disabled or Enabled: whether conformance tests may choose endpoints. Not for production.
+        "conformance" => conformance: Text,
     }
 
     /// One key in Envoy's dynamic metadata.

@@ -147,7 +147,7 @@ words! {
 }
 
 /// A number of tokens.
-pub(crate) const TOKENS: Must = Must::Whole(0, values::MOST_TOKENS as i64);
+pub(crate) const TOKENS: Must = Must::Whole(0, values::MOST_TOKENS);
 /// A share of something.
 pub(crate) const SHARE: Must = Must::Number(1.0);
 /// A factor or weight.

@@ -56,7 +56,9 @@ pub fn opinion(
 ) -> Opinion {
     let (index, rule) = shadow.rule_for(ask);
     let verdict = match decided.result {
-        Ok(decision) if affinity == ask.affinity && alike(ask, decision, decided.policy, (shadow, rule)) => {
+        Ok(decision)
+            if affinity == ask.affinity && alike(ask, decision, decided.policy, (shadow, rule)) =>
+        {
             again(ask, decision, decided.policy, (shadow, rule))
         }
         _ if affinity == ask.affinity => afresh(ask, snapshot, shadow),
@@ -78,7 +80,12 @@ pub fn opinion(
 
 /// Whether `decision` chose its pods as `shadow` and its `rule` would. What remains to differ are the
 /// rule's comparisons and how slower tiers count in them.
-fn alike(ask: &Ask, decision: &Decision, policy: &Policy, (shadow, rule): (&Policy, &Rule)) -> bool {
+fn alike(
+    ask: &Ask,
+    decision: &Decision,
+    policy: &Policy,
+    (shadow, rule): (&Policy, &Rule),
+) -> bool {
     let pins = policy.client_pins == shadow.client_pins
         || (ask.decode_pin.is_none() && ask.prefill_pin.is_none());
     let affinity = DecodeAffinity::of(policy.rule_at(decision.rule)) == DecodeAffinity::of(rule);
@@ -102,14 +109,13 @@ fn again(
         course(ask, rule, &decision.considered, prefill_pin)
     } else {
         let mut considered = decision.considered;
-        for pick in [
-            &mut considered.local,
-            &mut considered.prefill,
-            &mut considered.decode,
-        ] {
-            if let Some(pick) = pick {
-                pick.credit(ask.prompt_tokens, &shadow.scoring, credit);
-            }
+        let Considered {
+            local,
+            prefill,
+            decode,
+        } = &mut considered;
+        for pick in [local, prefill, decode].into_iter().flatten() {
+            pick.credit(ask.prompt_tokens, &shadow.scoring, credit);
         }
         course(ask, rule, &considered, prefill_pin)
     }

@@ -6,6 +6,7 @@
 //! dropping it, at whatever point, releases everything.
 
 use crate::extproc::body::{self, Encoding};
+use crate::extproc::conformance::{self, Conformance};
 use crate::extproc::counters::Counters;
 use crate::extproc::message::{Incoming, Modes, Outgoing};
 use crate::extproc::session::{Action, Actions, Close, Ending, Event, Flown, Session, Waiting};
@@ -64,6 +65,7 @@ pub(crate) struct Shared<P> {
     pub(crate) picker: Arc<P>,
     pub(crate) limits: Limits,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) conformance: Conformance,
     /// One permit per request that is held.
     held: Arc<Semaphore>,
     leases: Arc<Semaphore>,
@@ -80,6 +82,7 @@ impl<P> Shared<P> {
             picker,
             limits,
             counters,
+            conformance: Conformance::Disabled,
             held: Arc::new(Semaphore::new(permits)),
             leases: Arc::new(Semaphore::new(LEASES)),
             cut: CancellationToken::new(),
@@ -143,7 +146,7 @@ where
         shared.counters.streams.add(1);
         let exchange = Exchange {
             inbound,
-            session: Session::new(shared.limits.body),
+            session: Session::new(shared.limits.body).conformance(shared.conformance),
             queue: VecDeque::new(),
             pick: None,
             flight: None,
@@ -317,7 +320,10 @@ where
         }
     }
 
-    fn start_pick(&self, head: Head, body: Option<Bytes>) -> PickFuture<P::Flight> {
+    fn start_pick(&self, mut head: Head, body: Option<Bytes>) -> PickFuture<P::Flight> {
+        if self.shared.conformance == Conformance::Enabled {
+            conformance::narrow(&mut head);
+        }
         let picker = Arc::clone(&self.shared.picker);
         let limit = self.shared.limits.body;
         let encoding = Encoding::of(&head.headers);

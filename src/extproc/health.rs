@@ -9,6 +9,8 @@ use crate::extproc::exchange::PickPods;
 use futures_util::{Stream, stream};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -26,6 +28,10 @@ const READINESS: [&str; 4] = [
     "envoy.service.ext_proc.v3.ExternalProcessor",
     "inference-extension",
 ];
+/// Serves from the first time the picker was ready until it drains. Orchestrators ask for this one:
+/// a new replica gets no requests before it knows a pod to send them to, and when all pods go away
+/// later, it stays where its answer (503, with the reason) can be had.
+const WARM: &str = "warm";
 /// How often readiness is looked at for those who watch.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -34,13 +40,18 @@ pub(crate) fn service<P: PickPods>(
     picker: Arc<P>,
     draining: watch::Receiver<bool>,
 ) -> HealthServer<Checks<P>> {
-    HealthServer::new(Checks { picker, draining })
+    HealthServer::new(Checks {
+        picker,
+        draining,
+        warm: Arc::default(),
+    })
 }
 
 /// Answers from what the picker says now.
 pub(crate) struct Checks<P> {
     picker: Arc<P>,
     draining: watch::Receiver<bool>,
+    warm: Arc<AtomicBool>,
 }
 
 /// What a watching client knows.
@@ -53,7 +64,10 @@ struct Watch<P> {
 
 impl<P: PickPods> Checks<P> {
     fn status(&self, name: &str) -> ServingStatus {
-        let serves = name == LIVENESS || (self.picker.ready() && !*self.draining.borrow());
+        let ready = self.picker.ready();
+        let warm = self.warm.fetch_or(ready, Relaxed) || ready;
+        let able = if name == WARM { warm } else { ready };
+        let serves = name == LIVENESS || (able && !*self.draining.borrow());
         if serves {
             ServingStatus::Serving
         } else {
@@ -105,6 +119,7 @@ impl<P: PickPods> Health for Checks<P> {
             checks: Checks {
                 picker: Arc::clone(&self.picker),
                 draining: self.draining.clone(),
+                warm: Arc::clone(&self.warm),
             },
             name: known(&request.get_ref().service)?,
             told: None,
@@ -117,7 +132,7 @@ impl<P: PickPods> Health for Checks<P> {
 fn known(name: &str) -> Result<&'static str, Status> {
     READINESS
         .into_iter()
-        .chain([LIVENESS])
+        .chain([LIVENESS, WARM])
         .find(|known| *known == name)
         .ok_or_else(|| Status::not_found("health: expected a name that is served here"))
 }

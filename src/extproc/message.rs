@@ -117,8 +117,13 @@ pub enum Outgoing {
     RequestBody(BodyReply),
     /// To the request's trailers: go on.
     RequestTrailers,
-    /// To the response's headers: go on, and tell the client the decision's id.
-    ResponseHeaders(Option<DecisionId>),
+    /// To the response's headers: go on, and tell the client this.
+    ResponseHeaders {
+        /// The decision's id.
+        decision: Option<DecisionId>,
+        /// The pod that served, for a conformance test.
+        echo: Option<Endpoint>,
+    },
     /// To the response's body.
     ResponseBody(BodyReply),
     /// To the response's trailers: go on.

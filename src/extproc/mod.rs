@@ -20,6 +20,7 @@
 //! answered at their headers in every mode.
 
 pub mod body;
+pub mod conformance;
 pub mod counters;
 pub mod exchange;
 pub mod health;

@@ -85,8 +85,11 @@ pub async fn serve<P: PickPods>(
         tls,
         metadata,
         counters,
+        conformance,
     } = settings;
-    let shared = Arc::new(Shared::new(Arc::clone(&picker), limits, counters));
+    let mut shared = Shared::new(Arc::clone(&picker), limits, counters);
+    shared.conformance = conformance;
+    let shared = Arc::new(shared);
     let (draining, drains) = watch::channel(false);
     let stop = CancellationToken::new();
     let server = transport(tls)?

@@ -6,6 +6,7 @@
 //! bytes sent back join to the bytes received.
 
 use crate::extproc::body::{self, Body};
+use crate::extproc::conformance::Conformance;
 use crate::extproc::message::{BodyMode, BodyReply, Incoming, Modes, Outgoing};
 use crate::names::Endpoint;
 use crate::pick::{Head, Refusal};
@@ -113,6 +114,7 @@ pub struct Session {
     decision: Option<DecisionId>,
     request_trailers: Trailers,
     response_trailers: Trailers,
+    conformance: Conformance,
 }
 
 /// Where the request is.
@@ -195,7 +197,15 @@ impl Session {
             decision: None,
             request_trailers: Trailers::None,
             response_trailers: Trailers::None,
+            conformance: Conformance::Disabled,
         }
+    }
+
+    /// The same session, which tells conformance tests which pod served if that is `Enabled`.
+    #[must_use]
+    pub fn conformance(mut self, conformance: Conformance) -> Session {
+        self.conformance = conformance;
+        self
     }
 
     /// What the gateway's first message announced; later calls change nothing.

@@ -4,6 +4,7 @@
 //! Never here: files, YAML, policies.
 //! Invariant: every wait and every buffer has a limit; there is no value that means "for ever".
 
+use crate::extproc::conformance::Conformance;
 use crate::extproc::counters::Counters;
 use crate::extproc::tls::TlsMaterial;
 use crate::extproc::wire::MetadataKeys;
@@ -19,6 +20,8 @@ pub struct Settings {
     pub tls: TlsMaterial,
     /// Where the gateway's dynamic metadata holds what.
     pub metadata: MetadataKeys,
+    /// Whether conformance tests may steer.
+    pub conformance: Conformance,
     /// Where things are counted.
     pub counters: Arc<Counters>,
 }

@@ -8,6 +8,7 @@
 //! Wire format: `envoy/service/ext_proc/v3/external_processor.proto`.
 
 use crate::decide::snapshot::{Subset, SubsetEntry};
+use crate::extproc::conformance::SERVED_ECHO;
 use crate::extproc::message::{BodyMode, BodyReply, Incoming, Modes, Outgoing};
 use crate::names::Endpoint;
 use crate::pick::{Head, Headers, Refusal};
@@ -261,12 +262,18 @@ pub fn write(outgoing: Outgoing, keys: &MetadataKeys) -> ProcessingResponse {
             Response::RequestBody(body_response(reply))
         }
         Outgoing::RequestTrailers => Response::RequestTrailers(TrailersResponse::default()),
-        Outgoing::ResponseHeaders(decision) => Response::ResponseHeaders(HeadersResponse {
-            response: Some(common(decision.map(|id| HeaderMutation {
-                set_headers: vec![set(DECISION, id.to_string())],
+        Outgoing::ResponseHeaders { decision, echo } => {
+            let decision = decision.map(|id| set(DECISION, id.to_string()));
+            let echo = echo.map(|pod| set(SERVED_ECHO, pod.to_string()));
+            let set_headers: Vec<_> = decision.into_iter().chain(echo).collect();
+            let mutation = (!set_headers.is_empty()).then(|| HeaderMutation {
+                set_headers,
                 ..HeaderMutation::default()
-            }))),
-        }),
+            });
+            Response::ResponseHeaders(HeadersResponse {
+                response: Some(common(mutation)),
+            })
+        }
         Outgoing::ResponseBody(reply) => Response::ResponseBody(body_response(reply)),
         Outgoing::ResponseTrailers => Response::ResponseTrailers(TrailersResponse::default()),
         Outgoing::Immediate(refusal) => Response::ImmediateResponse(immediate(&refusal)),

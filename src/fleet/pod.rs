@@ -42,6 +42,20 @@ pub struct PodSpec {
     pub prefill_batch_tokens: Option<Tokens>,
     /// How it is asked for its numbers.
     pub probe: Probe,
+    /// What its orchestrator says of it.
+    pub listed: Listed,
+}
+
+/// What the list that a pod is in says of its state. A pod stays listed while it cannot take new
+/// requests, so that what was promised to it stays known until those requests end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Listed {
+    /// It may be used, if its probe finds it ready.
+    Ready,
+    /// Not ready, whatever its probe finds.
+    NotReady,
+    /// On its way out; what runs on it may end.
+    Leaving,
 }
 
 /// Where a pod publishes its KV events.
@@ -102,10 +116,14 @@ impl Pod {
         &self.status
     }
 
-    /// Whether it can take requests now.
+    /// Whether it can take requests now. A probe may answer until the very end, so it is asked last.
     #[must_use]
     pub fn availability(&self) -> Availability {
-        self.status.availability()
+        match self.spec.listed {
+            Listed::Ready => self.status.availability(),
+            Listed::NotReady => Availability::NotReady,
+            Listed::Leaving => Availability::Draining,
+        }
     }
 
     /// What the engine said of itself, unless that is too old at `now`.

@@ -5,6 +5,7 @@
 //! Invariant: equal name, uid and endpoint mean the same incarnation and keep its
 //! [`PodId`]; anything else is a new one, whose generation no pod of that slot has had before.
 
+use crate::fleet::kubernetes::Watches;
 use crate::fleet::pod::{Pod, PodSpec};
 use crate::names::{Endpoint, PodId};
 use arc_swap::ArcSwap;
@@ -77,6 +78,7 @@ impl Changes {
 pub struct Roster {
     view: ArcSwap<View>,
     slots: Mutex<Slots>,
+    watches: Arc<Watches>,
 }
 
 impl Roster {
@@ -90,6 +92,12 @@ impl Roster {
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         self.view.load_full()
+    }
+
+    /// How well the cluster that the pods come from is followed; empty without one.
+    #[must_use]
+    pub fn watches(&self) -> &Arc<Watches> {
+        &self.watches
     }
 
     /// Replaces the set of pods by `specs`.

@@ -132,7 +132,7 @@ impl Scraper {
         let uri = match address.parse() {
             Ok(uri) => uri,
             Err(error) => {
-                tracing::warn!(pod = %pod.spec.name, %address, %error, "pod cannot be asked");
+                tracing::warn!(pod = %pod.spec.name, %address, %error, "pod cannot be asked; check its address and probe path");
                 return None;
             }
         };
@@ -191,7 +191,7 @@ impl Target {
         match answer {
             Ok(_) => tracing::info!(pod = %self.pod, "pod answers"),
             Err(trouble) => {
-                tracing::warn!(pod = %self.pod, uri = %self.uri, %trouble, "pod does not report");
+                tracing::warn!(pod = %self.pod, uri = %self.uri, %trouble, "pod does not report; check its metrics port and path (probe)");
             }
         }
     }

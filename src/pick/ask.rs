@@ -33,6 +33,7 @@ pub(super) struct Understood {
     pub(super) label: Option<Arc<str>>,
     pub(super) operation: Option<&'static str>,
     pub(super) stream: bool,
+    pub(super) max_tokens: Option<u32>,
     pub(super) tokens: Tokens,
     pub(super) counted: Counted,
     pub(super) chains: Chains,
@@ -52,6 +53,7 @@ impl Understood {
             label: None,
             operation: None,
             stream: false,
+            max_tokens: None,
             tokens: Tokens::ZERO,
             counted: Counted::NoPrompt,
             chains: Chains::new(),
@@ -112,12 +114,13 @@ fn pin(head: &Head, name: &'static str, pins: ClientPins) -> Result<Option<Pin>,
     }
 }
 
-/// Reads a body and turns its prompt into tokens and block keys. Takes CPU time, waits for nothing.
+/// Reads a body, whole since `whole`, and turns its prompt into tokens and block keys. Takes CPU time,
+/// waits for nothing.
 pub(super) fn understand(
     encoder: &Encoder,
-    api: Api,
-    body: &[u8],
+    (api, body): (Api, &[u8]),
     sizes: &[BlockSize],
+    whole: Instant,
 ) -> Result<Understood, Refusal> {
     let began = Instant::now();
     let request = prompt::parse(api, body).map_err(|error| {
@@ -149,6 +152,7 @@ pub(super) fn understand(
             Api::Completions => "text_completion",
         }),
         stream: request.stream,
+        max_tokens: request.max_tokens,
         tokens: prompt.tokens,
         counted: match prompt.counted {
             prompt::Counted::Exact => Counted::Exact,
@@ -159,6 +163,7 @@ pub(super) fn understand(
         session: request.session.clone(),
         priority: request.priority,
         times: Times {
+            waited: began - whole,
             parse: parsed - began,
             encode: parsed.elapsed(),
             ..Times::default()

@@ -139,7 +139,9 @@ impl Explainer {
             let entries = subset.split(',').filter_map(|entry| {
                 let entry = entry.trim();
                 let endpoint = entry.parse().map(|at| SubsetEntry::Endpoint(Endpoint(at)));
-                endpoint.or_else(|_| entry.parse().map(SubsetEntry::Ip)).ok()
+                endpoint
+                    .or_else(|_| entry.parse().map(SubsetEntry::Ip))
+                    .ok()
             });
             head.subset = Subset::Only(entries.collect());
         }
@@ -170,9 +172,7 @@ impl Picker {
         let policies = (&*in_force, in_shadow.policy());
         let question = Question::new(policies, head, &understood, self.draws.next())?;
         let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self
-            .observer
-            .look(&names, &understood.chains, question.now);
+        let mut observation = self.observer.look(&names, &understood.chains, question.now);
         let mut ask = question.ask.clone();
         let admission = question.admission(&understood.chains);
         self.ledger.preview(admission, |loads| {

@@ -29,6 +29,10 @@ pub struct Flight {
     pub(super) route: &'static str,
     /// Cached tokens predicted, for routes where the engine's own figure means the same.
     pub(super) predicted: Option<u64>,
+    /// Prompt tokens, where they were counted exactly.
+    pub(super) counted: Option<u64>,
+    /// Status of the answer.
+    pub(super) status: Option<u16>,
     pub(super) progress: Progress,
     pub(super) tail: Tail,
 }
@@ -57,6 +61,7 @@ impl Flight {
     /// Notes the head of the answer: its status, and the pod that the gateway says it came from.
     pub fn response_headers(&mut self, status: Option<u16>, served: Option<Endpoint>) {
         if let Some(status) = status {
+            self.status = Some(status);
             self.span.status(status);
             self.record.update(|outcome| outcome.status = Some(status));
         }
@@ -85,7 +90,13 @@ impl Flight {
         self.booking.prefill_done();
         let ttft = self.began.elapsed();
         self.span.first_bytes(ttft);
-        self.metrics.first_bytes(self.route, ttft);
+        // An error comes fast, and a list of models is no generation: neither says how long a prompt
+        // takes.
+        let served = self.status.is_none_or(|status| status < 400);
+        if served && self.record.operation.is_some() {
+            self.metrics
+                .first_bytes(self.route, ttft, self.span.trace_id());
+        }
         self.record
             .update(|outcome| outcome.ttft_ms = Some(ttft.as_secs_f64() * 1e3));
     }
@@ -121,8 +132,18 @@ impl Drop for Flight {
         if let Some(predicted) = self.predicted {
             self.metrics.cached(predicted, &usage);
         }
+        if let Some(ours) = self.counted {
+            self.metrics.counted(ours, &usage);
+            if let Some(theirs) = usage.prompt_tokens.filter(|theirs| *theirs != ours) {
+                tracing::warn!(
+                    pod = %self.destination, ours, theirs,
+                    "the engine counted a prompt differently, so its cached blocks cannot be found; \
+                     check that tokenizer and chat template are the engine's"
+                );
+            }
+        }
         self.span.ended(end, &usage);
-        self.metrics.ended(end);
+        self.metrics.ended(end, self.status);
         self.record.update(|outcome| {
             outcome.end = Some(end);
             outcome.usage = usage;

@@ -4,44 +4,53 @@
 //! Never here: Envoy types, thresholds, file formats.
 //! Invariant: a decision and its booking are one step; an error is a [`Refusal`], never a route.
 
+mod admit;
 mod ask;
 mod draws;
 mod explain;
 pub mod flight;
 pub mod head;
 mod question;
+pub mod readable;
 pub mod refusal;
+pub mod seen;
 mod status;
 pub mod usage;
+pub mod whatif;
 
 pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
 pub use head::{Head, Headers};
+pub use readable::{PolicyCondition, PolicySummary};
 pub use refusal::Refusal;
-pub use status::{PodStatus, PolicyCondition, PolicySummary};
+pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
 use crate::decide::policy::Policy;
-use crate::decide::reason::NoRoute;
+use crate::decide::reason::Because;
+use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
-use crate::names::{Endpoint, ModelName};
-use crate::observe::{Observation, Observer};
+use crate::names::Endpoint;
+use crate::observe::Observer;
+use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
 use crate::pick::flight::{Addressee, Progress};
-use crate::pick::question::Question;
+use crate::pick::readable::History;
 use crate::pick::usage::Tail;
+use crate::pick::whatif::{Recent, Remembered};
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::record::{Facts, Record, Times};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
 
@@ -111,8 +120,14 @@ pub struct Picker {
     metrics: Metrics,
     tracing: Tracing,
     journal: Journal,
+    /// What the last decisions were made from.
+    recent: Recent,
+    /// The last policies.
+    history: Mutex<History>,
     ids: DecisionIds,
     draws: Draws,
+    /// Whether new requests are to go elsewhere.
+    draining: AtomicBool,
     /// Bounds the prompts that are tokenised at once on blocking threads.
     encoding: Arc<Semaphore>,
 }
@@ -133,6 +148,8 @@ impl Picker {
         let draws = Draws::new();
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         parts.metrics.generation(parts.in_force.policy.generation);
+        let mut history = History::default();
+        history.push(&parts.in_force);
         Picker {
             encoder: Arc::new(parts.encoder),
             observer: parts.observer,
@@ -143,8 +160,11 @@ impl Picker {
             metrics: parts.metrics,
             tracing: parts.tracing,
             journal: parts.journal,
+            recent: Recent::default(),
+            history: Mutex::new(history),
             ids: DecisionIds::new(draws.next()),
             draws,
+            draining: AtomicBool::new(false),
             encoding: Arc::new(Semaphore::new(threads)),
         }
     }
@@ -155,9 +175,11 @@ impl Picker {
     /// A [`Refusal`] for the client.
     pub async fn pick(&self, head: Head, body: Option<Bytes>) -> Result<Picked, Refusal> {
         let began = Instant::now();
-        let mut span = self
-            .tracing
-            .open(head.trace_parent.as_deref(), head.trace_state.as_deref());
+        let mut span = self.tracing.open(
+            head.trace_parent.as_deref(),
+            head.trace_state.as_deref(),
+            began,
+        );
         let result = self.pick_in(&head, body, began, &mut span).await;
         match result {
             Ok((plan, settled)) => Ok(Picked {
@@ -166,7 +188,6 @@ impl Picker {
             }),
             Err(refusal) => {
                 span.refused(refusal.status, refusal.code);
-                self.metrics.refused(refusal.code, refusal.status);
                 Err(refusal)
             }
         }
@@ -186,10 +207,12 @@ impl Picker {
         let Admitted {
             decision,
             booking,
+            ask,
             observation,
             session,
             shadow,
-        } = self.admit((&in_force, &in_shadow), head, &understood)?;
+            stages,
+        } = self.admit((&in_force, &in_shadow), head, &understood, span)?;
 
         let id = self.ids.next_id(SystemTime::now());
         let mut plan = plan(in_force.dialect, &decision, id);
@@ -199,7 +222,10 @@ impl Picker {
             plan.edits.push(HeaderEdit::Set("traceparent", own));
         }
         let times = Times {
-            decide: understood_at.elapsed(),
+            understood: understood_at - began,
+            observe: stages.observe,
+            decide: stages.decide,
+            book: stages.book,
             ..understood.times
         };
         let facts = Facts {
@@ -209,6 +235,7 @@ impl Picker {
             operation: understood.operation,
             model: understood.label.clone(),
             stream: understood.stream,
+            max_tokens: understood.max_tokens,
             counted: understood.counted.as_str(),
             encode_trouble: understood.trouble,
             session,
@@ -219,14 +246,21 @@ impl Picker {
                 .map(|pick| observation.name(pick.candidate.pod)),
             candidates: observation.snapshot.candidates.len(),
             times,
-            trace_id: span.trace_id(),
+            trace_id: span.trace_id().map(|trace| trace.to_string()),
             flip: nearest_flip(&decision, &in_force.policy),
             shadow,
         };
         span.decided(&decision, &facts);
-        self.count(&decision, &facts, began);
+        self.metrics.decision(began.elapsed(), span.trace_id());
+        self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
+        self.recent.push(Remembered {
+            record: Arc::clone(&record),
+            ask,
+            observation,
+            in_force: Arc::clone(&in_force),
+        });
         let settled = Settled {
             booking,
             record,
@@ -234,18 +268,20 @@ impl Picker {
             addressee: addressee(&decision, plan.destination),
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
+            counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
         };
         Ok((plan, settled))
     }
 
     /// Reads the body and turns its prompt into tokens, on a blocking thread when it is long.
     async fn understand(&self, head: &Head, body: Option<Bytes>) -> Result<Understood, Refusal> {
+        let began = Instant::now();
         let Some((api, body)) = Api::from_path(&head.path).zip(body) else {
             return Ok(Understood::pass_through());
         };
         let sizes = self.observer.block_sizes();
         if body.len() <= INLINE_BYTES {
-            return ask::understand(&self.encoder, api, &body, &sizes);
+            return ask::understand(&self.encoder, (api, &body), &sizes, began);
         }
         let permit = Arc::clone(&self.encoding)
             .acquire_owned()
@@ -254,69 +290,54 @@ impl Picker {
         let encoder = Arc::clone(&self.encoder);
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            ask::understand(&encoder, api, &body, &sizes)
+            ask::understand(&encoder, (api, &body), &sizes, began)
         })
         .await
         .map_err(|_| stopping())?
     }
 
-    fn admit(
-        &self,
-        (in_force, in_shadow): (&InForce, &InShadow),
-        head: &Head,
-        understood: &Understood,
-    ) -> Result<Admitted, Refusal> {
-        let draw = self.draws.next();
-        let question = Question::new((in_force, in_shadow.policy()), head, understood, draw)?;
-        let names: Vec<&ModelName> = understood.names.iter().collect();
-        let mut observation = self.observer.look(&names, &understood.chains, question.now);
-        let mut ask = question.ask.clone();
-        let mut opinion = None;
-        let admitted = self
-            .ledger
-            .admit(question.admission(&understood.chains), |loads| {
-                observation.with_loads(loads);
-                Question::bind(&mut ask, question.policy, loads);
-                let (result, shadow) = question.decide(&ask, &observation.snapshot);
-                opinion = shadow;
-                result
-            });
-        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
-            let result = admitted.as_ref().map(|(decision, _)| decision);
-            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(&shadow);
-            shadow
-        });
-        let (decision, booking) = admitted.map_err(refuse)?;
-        Ok(Admitted {
-            session: question.session_outcome(&ask, &decision),
-            decision,
-            booking,
-            observation,
-            shadow,
-        })
-    }
-
-    fn count(&self, decision: &Decision, facts: &Facts, began: Instant) {
+    fn count(&self, decision: &Decision, facts: &Facts) {
         let label = facts
             .model
             .clone()
             .unwrap_or_else(|| Arc::from(OTHER_MODEL));
-        self.metrics
-            .decided(&label, decision.route.as_str(), decision.because.as_str());
+        self.metrics.decided(
+            &label,
+            decision.route.as_str(),
+            decision.because.as_str(),
+            decision.because.is_bypass(),
+        );
+        self.metrics.reason(decision.because);
         self.metrics.stage("parse", facts.times.parse);
         self.metrics.stage("encode", facts.times.encode);
+        self.metrics.stage("observe", facts.times.observe);
         self.metrics.stage("decide", facts.times.decide);
-        self.metrics.stage("total", began.elapsed());
+        self.metrics.stage("book", facts.times.book);
         if let Some(trouble) = facts.encode_trouble {
             self.metrics.encode_trouble(trouble);
+            tracing::warn!(
+                kind = trouble,
+                model = facts.model.as_deref(),
+                "a prompt was only estimated: cached blocks cannot be seen; check the model's tokenizer and chat template"
+            );
+        }
+        if decision.because == Because::NoPrefillPod {
+            tracing::warn!(
+                "no prefill pod is ready, so decode pods prefill too; check the pods of role prefill (/v1/pods)"
+            );
         }
         tracing::debug!(
             id = facts.decision_id,
             route = decision.route.as_str(),
             because = decision.because.as_str(),
             decode = %facts.decode_pod,
+            prefill = facts.prefill_pod.as_deref(),
+            model = facts.model.as_deref(),
             prompt_tokens = decision.prompt_tokens.0,
+            net_new_tokens = decision.considered.local.as_ref().map(|pick| pick.net_new_tokens.0),
+            rule = decision.rule,
+            generation = facts.generation,
+            trace_id = facts.trace_id.as_deref(),
             "decided"
         );
     }
@@ -333,6 +354,8 @@ impl Picker {
             addressee: settled.addressee,
             route: settled.route,
             predicted: settled.predicted,
+            counted: settled.counted,
+            status: None,
             progress: Progress::Waiting,
             tail: Tail::default(),
         }
@@ -342,7 +365,13 @@ impl Picker {
     pub fn set_policy(&self, mut in_force: InForce) {
         in_force.policy.generation = self.in_force.load().policy.generation + 1;
         self.metrics.generation(in_force.policy.generation);
+        self.history.lock().push(&in_force);
         self.in_force.store(Arc::new(in_force));
+    }
+
+    /// Stops being ready, for good: the process is about to end.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
     }
 
     /// Says how the policy stands.
@@ -398,19 +427,11 @@ impl Picker {
         &self.observer
     }
 
-    /// Sends the spans that are queued and stops tracing. Blocks.
-    pub fn shutdown_tracing(&self) {
-        self.tracing.shutdown();
+    /// Where spans go.
+    #[must_use]
+    pub fn tracing(&self) -> &Tracing {
+        &self.tracing
     }
-}
-
-/// A request that was decided and booked.
-struct Admitted {
-    decision: Decision,
-    booking: Booking,
-    observation: Observation,
-    session: SessionOutcome,
-    shadow: Option<ShadowFacts>,
 }
 
 /// What a decision leaves behind for its flight.
@@ -421,6 +442,7 @@ struct Settled {
     addressee: Addressee,
     route: &'static str,
     predicted: Option<u64>,
+    counted: Option<u64>,
 }
 
 /// Which of the two pods of `decision` the plan made the destination.
@@ -433,28 +455,9 @@ fn addressee(decision: &Decision, destination: Endpoint) -> Addressee {
 
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the
 /// decode pod reports its own cache; on a remote one engines report the prefill pod's.
-fn predicted(decision: &Decision, counted: crate::decide::snapshot::Counted) -> Option<u64> {
-    let exact = counted == crate::decide::snapshot::Counted::Exact;
+fn predicted(decision: &Decision, counted: Counted) -> Option<u64> {
+    let exact = counted == Counted::Exact;
     (exact && decision.route.prefill().is_none()).then(|| decision.route.decode().cached_tokens.0)
-}
-
-fn refuse(cause: NoRoute) -> Refusal {
-    let status = match cause {
-        NoRoute::UnknownModel => 404,
-        // What the client names does not exist; that is not a matter of time.
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => 400,
-        NoRoute::NoPodInSubset
-        | NoRoute::NoDecodePod
-        | NoRoute::NoPrefillPod
-        | NoRoute::NoPodCanPrefill
-        | NoRoute::PinnedPodUnavailable(_) => 503,
-    };
-    let refusal = Refusal::new(status, cause.as_str(), cause.to_string());
-    match cause {
-        NoRoute::UnknownModel => refusal.with_param(Some("model")),
-        NoRoute::PinnedPodUnknown(_) | NoRoute::PinNeedsPort(_) => refusal,
-        _ => refusal.retry_after(Duration::from_secs(1)),
-    }
 }
 
 fn stopping() -> Refusal {

@@ -51,6 +51,11 @@ impl<'a> Question<'a> {
         }
     }
 
+    /// The conversation it belongs to.
+    pub(super) fn session(&self) -> Option<&SessionId> {
+        self.session.as_ref().map(|(id, _)| id)
+    }
+
     /// Notes the pods of the session, which only the ledger knows.
     pub(super) fn bind(ask: &mut Ask, policy: &Policy, loads: &Loads<'_>) {
         ask.affinity = ask::affinity(&policy.session_affinity, loads.session_pod());

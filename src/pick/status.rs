@@ -4,13 +4,14 @@
 //! Never here: anything a decision reads.
 //! Invariant: every answer is a copy; no lock is held while it is written out.
 
-use crate::decide::policy::Policy;
-use crate::decide::prerequisite::{Prerequisite, PrefixCaching, missing};
+use crate::decide::prerequisite::{PrefixCaching, Prerequisite, missing};
 use crate::decide::snapshot::{Availability, EngineReport, Role};
 use crate::names::PodId;
-use crate::pick::{InShadow, Picker};
+use crate::pick::Picker;
+use crate::pick::readable::PolicySummary;
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// One pod, readable.
@@ -30,6 +31,10 @@ pub struct PodStatus {
     pub kv_blocks: u64,
     /// Seconds since its last KV event, if there was one.
     pub kv_last_event_age_s: Option<f64>,
+    /// KV blocks it has, when known.
+    pub kv_capacity_blocks: Option<u32>,
+    /// Prompt tokens it takes into one prefill batch.
+    pub prefill_capacity_tokens: Option<u64>,
     /// Requests promised to it.
     pub requests: u32,
     /// Prefill tokens promised to it.
@@ -49,74 +54,34 @@ pub struct PodStatus {
     pub id: PodId,
 }
 
-/// The policy in force, readable.
-#[derive(Clone, Debug, Serialize)]
-pub struct PolicySummary {
-    /// Its name.
-    pub name: Arc<str>,
-    /// Its version.
-    pub generation: u64,
-    /// How engines are told.
-    pub dialect: &'static str,
-    /// The rules, in order, as the program understood them.
-    pub rules: Vec<String>,
-    /// How the policy stands.
-    pub conditions: Vec<PolicyCondition>,
-    /// The policy in its shadow.
-    pub shadow: ShadowSummary,
-}
-
-/// One thing about how a policy stands, readable.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PolicyCondition {
-    /// What it is about.
-    #[serde(rename = "type")]
-    pub kind: &'static str,
-    /// True or False, in the words of Kubernetes.
-    pub status: &'static str,
-    /// Why, in a word.
-    pub reason: &'static str,
-    /// Why, for people.
-    pub message: String,
-}
-
-/// The policy in the shadow of the one in force, readable.
-#[derive(Clone, Debug, Serialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum ShadowSummary {
-    /// There is none.
-    Off,
-    /// It cannot be had.
-    Unresolved {
-        /// The name or file that was asked for.
-        name: Arc<str>,
-    },
-    /// It is evaluated.
-    Evaluated {
-        /// Its name.
-        name: Arc<str>,
-        /// Its version.
-        generation: u64,
-        /// Its rules, in order, as the program understood them.
-        rules: Vec<String>,
-    },
-}
-
-fn rules(policy: &Policy) -> Vec<String> {
-    let rules = policy.rules.iter();
-    rules.map(|rule| format!("{rule:?}")).collect()
-}
-
 impl Picker {
-    /// Whether a decode pod is ready.
+    /// Whether a decode pod is ready, and this process is not about to end.
     #[must_use]
     pub fn ready(&self) -> bool {
+        !self.draining.load(Ordering::Relaxed) && self.decodes()
+    }
+
+    fn decodes(&self) -> bool {
         self.observer
             .roster
             .view()
             .pods
             .iter()
             .any(|pod| pod.spec.role.decodes() && pod.availability() == Availability::Ready)
+    }
+
+    /// What hinders readiness, in words.
+    #[must_use]
+    pub fn hindrance(&self) -> String {
+        if self.draining.load(Ordering::Relaxed) {
+            return "draining".to_owned();
+        }
+        let mut words = "no decode pod is ready".to_owned();
+        if let Some(trouble) = self.observer.roster.watches().trouble() {
+            words.push_str("; ");
+            words.push_str(&trouble);
+        }
+        words
     }
 
     /// All pods.
@@ -152,6 +117,11 @@ impl Picker {
                         .feed(candidate.pod)
                         .and_then(|feed| feed.stats().last_event_age)
                         .map(|age| age.as_secs_f64()),
+                    kv_capacity_blocks: candidate.kv_capacity.known().map(|(blocks, _)| blocks.0),
+                    prefill_capacity_tokens: candidate
+                        .prefill_capacity
+                        .known()
+                        .map(|(tokens, _)| tokens.0),
                     requests: load.requests,
                     prefill_tokens: load.prefill_tokens.0,
                     decode_blocks: load.decode_blocks.0,
@@ -176,24 +146,10 @@ impl Picker {
     /// The policy in force.
     #[must_use]
     pub fn policy_summary(&self) -> PolicySummary {
-        let in_force = self.in_force();
-        PolicySummary {
-            name: Arc::clone(&in_force.policy.name),
-            generation: in_force.policy.generation,
-            dialect: in_force.dialect.as_str(),
-            conditions: self.conditions.load().to_vec(),
-            rules: rules(&in_force.policy),
-            shadow: match &*self.in_shadow() {
-                InShadow::Nothing => ShadowSummary::Off,
-                InShadow::Unresolved(name) => ShadowSummary::Unresolved {
-                    name: Arc::clone(name),
-                },
-                InShadow::Policy(policy) => ShadowSummary::Evaluated {
-                    name: Arc::clone(&policy.name),
-                    generation: policy.generation,
-                    rules: rules(policy),
-                },
-            },
-        }
+        let conditions = self.conditions.load().to_vec();
+        let shadow = self.in_shadow();
+        self.history
+            .lock()
+            .summary(&self.in_force(), conditions, &shadow)
     }
 }

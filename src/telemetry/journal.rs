@@ -1,6 +1,6 @@
-//! The last decisions, in memory, for the admin endpoint.
+//! The last decisions, in memory, for the admin port.
 //!
-//! Lives here: a bounded ring of [`Record`]s.
+//! Lives here: a bounded ring of [`Record`]s, and [`Journal::follow`] for those who watch it.
 //! Never here: anything that outlives the process.
 //! Invariant: at most `capacity` records; the oldest goes first.
 
@@ -15,7 +15,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Journal {
     capacity: usize,
     next: AtomicU64,
-    ring: Mutex<VecDeque<Arc<Record>>>,
+    ring: Mutex<Ring>,
+}
+
+#[derive(Debug)]
+struct Ring {
+    records: VecDeque<Arc<Record>>,
+    /// How many records were ever pushed: the position after the newest one. Sequence numbers do not
+    /// serve for this, because a record may be pushed after one with a higher number.
+    pushed: u64,
+}
+
+/// What was pushed since a position.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// The records, oldest first.
+    pub records: Vec<Arc<Record>>,
+    /// How many more there were: gone from the ring, or beyond the limit.
+    pub missed: u64,
+    /// Where the next batch begins.
+    pub next: u64,
 }
 
 impl Journal {
@@ -25,7 +44,10 @@ impl Journal {
         Journal {
             capacity,
             next: AtomicU64::new(1),
-            ring: Mutex::new(VecDeque::with_capacity(capacity.min(4096))),
+            ring: Mutex::new(Ring {
+                records: VecDeque::with_capacity(capacity.min(4096)),
+                pushed: 0,
+            }),
         }
     }
 
@@ -40,10 +62,11 @@ impl Journal {
             return;
         }
         let mut ring = self.ring.lock();
-        if ring.len() == self.capacity {
-            ring.pop_front();
+        if ring.records.len() == self.capacity {
+            ring.records.pop_front();
         }
-        ring.push_back(record);
+        ring.records.push_back(record);
+        ring.pushed += 1;
     }
 
     /// The record with this decision id.
@@ -51,6 +74,7 @@ impl Journal {
     pub fn find(&self, id: &str) -> Option<Arc<Record>> {
         self.ring
             .lock()
+            .records
             .iter()
             .rev()
             .find(|record| record.id == id)
@@ -62,10 +86,26 @@ impl Journal {
     pub fn after(&self, sequence: u64, limit: usize) -> Vec<Arc<Record>> {
         self.ring
             .lock()
+            .records
             .iter()
             .filter(|record| sequence < record.sequence)
             .take(limit)
             .cloned()
             .collect()
+    }
+
+    /// What was pushed from `position` on; of more than `limit` records, the newest. Position 0 is the
+    /// oldest record there is.
+    #[must_use]
+    pub fn follow(&self, position: u64, limit: usize) -> Batch {
+        let ring = self.ring.lock();
+        let new = ring.pushed.saturating_sub(position);
+        let held = ring.records.len();
+        let take = usize::try_from(new).unwrap_or(held).min(held).min(limit);
+        Batch {
+            records: ring.records.iter().skip(held - take).cloned().collect(),
+            missed: new - take as u64,
+            next: ring.pushed,
+        }
     }
 }

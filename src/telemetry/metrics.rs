@@ -5,18 +5,24 @@
 //! Never here: unbounded labels. A model is a label only when it is a configured one.
 //! Invariant: the number of series is bounded by the configuration and the reason words.
 
+use crate::decide::reason::Because;
 use crate::telemetry::record::Usage;
-use crate::telemetry::shadow::ShadowFacts;
+use crate::telemetry::shadow::Words;
+use crate::telemetry::trace::TraceId;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
+use std::fmt::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 /// Label value for models that are not configured.
 pub const OTHER_MODEL: &str = "other";
@@ -26,12 +32,6 @@ struct DecisionLabels {
     model: Arc<str>,
     route: &'static str,
     because: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RefusalLabels {
-    code: &'static str,
-    status: u16,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -45,9 +45,27 @@ struct RouteLabel {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct EndLabel {
+struct EndLabels {
     end: &'static str,
+    status: &'static str,
 }
+
+/// What an exemplar carries: the trace of one observation. Written out only when it is read.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Exemplar {
+    trace_id: TraceText,
+}
+
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+struct TraceText(TraceId);
+
+impl EncodeLabelValue for TraceText {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        write!(encoder, "{}", self.0)
+    }
+}
+
+type Timed = HistogramWithExemplars<Exemplar>;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct KindLabel {
@@ -67,14 +85,19 @@ struct ShadowLabels {
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     decisions: Family<DecisionLabels, Counter>,
-    refusals: Family<RefusalLabels, Counter>,
+    /// Decisions by reason, in the order of [`Because::ALL`], to be read back.
+    reasons: Arc<[AtomicU64]>,
     in_flight: Gauge,
     stages: Family<StageLabel, Histogram, fn() -> Histogram>,
-    ttft: Family<RouteLabel, Histogram, fn() -> Histogram>,
-    ends: Family<EndLabel, Counter>,
+    decision: Timed,
+    ttft: Family<RouteLabel, Timed, fn() -> Timed>,
+    ends: Family<EndLabels, Counter>,
     cached_predicted: Counter,
     cached_reported: Counter,
     usage_unreadable: Counter,
+    counts_checked: Counter,
+    counts_wrong: Counter,
+    bypassed: Counter,
     encode_trouble: Family<KindLabel, Counter>,
     served_elsewhere: Counter,
     reload_failures: Counter,
@@ -90,10 +113,31 @@ fn stage_histogram() -> Histogram {
     ])
 }
 
-fn ttft_histogram() -> Histogram {
-    Histogram::new([
+fn decision_histogram() -> Timed {
+    let buckets = [
+        1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 1.0,
+    ];
+    Timed::new(buckets.into_iter())
+}
+
+fn ttft_histogram() -> Timed {
+    let buckets = [
         0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-    ])
+    ];
+    Timed::new(buckets.into_iter())
+}
+
+/// A status as a label: its class.
+fn class(status: Option<u16>) -> &'static str {
+    match status {
+        Some(100..200) => "1xx",
+        Some(200..300) => "2xx",
+        Some(300..400) => "3xx",
+        Some(400..500) => "4xx",
+        Some(500..600) => "5xx",
+        Some(_) => "other",
+        None => "none",
+    }
 }
 
 impl Default for Metrics {
@@ -109,14 +153,18 @@ impl Metrics {
         let metrics = Metrics {
             registry: Arc::new(Mutex::new(Registry::with_prefix("sidestep"))),
             decisions: Family::default(),
-            refusals: Family::default(),
+            reasons: Because::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             in_flight: Gauge::default(),
             stages: Family::new_with_constructor(stage_histogram as fn() -> Histogram),
-            ttft: Family::new_with_constructor(ttft_histogram as fn() -> Histogram),
+            decision: decision_histogram(),
+            ttft: Family::new_with_constructor(ttft_histogram as fn() -> Timed),
             ends: Family::default(),
             cached_predicted: Counter::default(),
             cached_reported: Counter::default(),
             usage_unreadable: Counter::default(),
+            counts_checked: Counter::default(),
+            counts_wrong: Counter::default(),
+            bypassed: Counter::default(),
             encode_trouble: Family::default(),
             served_elsewhere: Counter::default(),
             reload_failures: Counter::default(),
@@ -133,14 +181,24 @@ impl Metrics {
         let mut registry = self.registry.lock();
         let r = &mut *registry;
         r.register(
+            "build",
+            "What runs here",
+            Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        r.register(
+            "bypasses",
+            "Decisions that skipped remote prefill by policy although a prefill pod was there",
+            self.bypassed.clone(),
+        );
+        r.register(
+            "decision_seconds",
+            "Time from the whole body to the decision",
+            self.decision.clone(),
+        );
+        r.register(
             "decisions",
             "Decisions by model, route and reason",
             self.decisions.clone(),
-        );
-        r.register(
-            "refusals",
-            "Requests answered without a pod, by cause",
-            self.refusals.clone(),
         );
         r.register(
             "requests_in_flight",
@@ -159,7 +217,7 @@ impl Metrics {
         );
         r.register(
             "requests_ended",
-            "Requests by how they ended",
+            "Requests that had a decision, by how they ended and the class of the answer's status",
             self.ends.clone(),
         );
         r.register(
@@ -176,6 +234,16 @@ impl Metrics {
             "usage_unreadable",
             "Answers whose usage was present but not readable",
             self.usage_unreadable.clone(),
+        );
+        r.register(
+            "prompt_counts_checked",
+            "Prompts counted exactly whose engine reported its own count",
+            self.counts_checked.clone(),
+        );
+        r.register(
+            "prompt_counts_wrong",
+            "Of these, prompts that the engine counted differently: tokenizer or template are not the engine's",
+            self.counts_wrong.clone(),
         );
         r.register(
             "encode_trouble",
@@ -232,7 +300,16 @@ impl Metrics {
     }
 
     /// Counts a decision.
-    pub fn decided(&self, model: &Arc<str>, route: &'static str, because: &'static str) {
+    pub fn decided(
+        &self,
+        model: &Arc<str>,
+        route: &'static str,
+        because: &'static str,
+        bypass: bool,
+    ) {
+        if bypass {
+            self.bypassed.inc();
+        }
         self.decisions
             .get_or_create(&DecisionLabels {
                 model: model.clone(),
@@ -243,17 +320,32 @@ impl Metrics {
         self.in_flight.inc();
     }
 
+    /// Counts a decision by its reason alone.
+    pub fn reason(&self, because: Because) {
+        let place = Because::ALL.iter().position(|one| *one == because);
+        if let Some(count) = place.and_then(|place| self.reasons.get(place)) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Decisions so far, by reason.
+    #[must_use]
+    pub fn reasons(&self) -> Vec<(Because, u64)> {
+        let counts = self.reasons.iter().map(|count| count.load(Ordering::Relaxed));
+        Because::ALL.iter().copied().zip(counts).collect()
+    }
+
     /// Counts what was done beside what the shadow would have done.
-    pub fn shadow(&self, shadow: &ShadowFacts) {
+    pub fn shadow(&self, taken: Words, would: Words) {
         self.shadow_decisions
             .get_or_create(&ShadowLabels {
-                route: shadow.taken.route,
-                shadow_route: shadow.words.route,
-                because: shadow.taken.because,
-                shadow_because: shadow.words.because,
+                route: taken.route,
+                shadow_route: would.route,
+                because: taken.because,
+                shadow_because: would.because,
             })
             .inc();
-        if shadow.words.bypass && !shadow.taken.bypass {
+        if would.bypass && !taken.bypass {
             self.shadow_would_bypass.inc();
         }
     }
@@ -263,13 +355,6 @@ impl Metrics {
         self.shadow_unresolved.set(i64::from(unresolved));
     }
 
-    /// Counts a refusal.
-    pub fn refused(&self, code: &'static str, status: u16) {
-        self.refusals
-            .get_or_create(&RefusalLabels { code, status })
-            .inc();
-    }
-
     /// Notes how long a stage took.
     pub fn stage(&self, stage: &'static str, took: Duration) {
         self.stages
@@ -277,17 +362,31 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// Notes the time to the first response bytes.
-    pub fn first_bytes(&self, route: &'static str, took: Duration) {
-        self.ttft
-            .get_or_create(&RouteLabel { route })
-            .observe(took.as_secs_f64());
+    /// Notes how long the whole decision took, and the trace it belongs to.
+    pub fn decision(&self, took: Duration, trace: Option<TraceId>) {
+        observe(&self.decision, took, trace);
+    }
+
+    /// Notes the time to the first response bytes, and the trace it belongs to.
+    pub fn first_bytes(&self, route: &'static str, took: Duration, trace: Option<TraceId>) {
+        observe(&self.ttft.get_or_create(&RouteLabel { route }), took, trace);
     }
 
     /// Counts the end of a request that had a decision.
-    pub fn ended(&self, end: &'static str) {
-        self.ends.get_or_create(&EndLabel { end }).inc();
+    pub fn ended(&self, end: &'static str, status: Option<u16>) {
+        let status = class(status);
+        self.ends.get_or_create(&EndLabels { end, status }).inc();
         self.in_flight.dec();
+    }
+
+    /// Sets our count of a prompt beside the engine's.
+    pub fn counted(&self, ours: u64, usage: &Usage) {
+        if let Some(theirs) = usage.prompt_tokens {
+            self.counts_checked.inc();
+            if ours != theirs {
+                self.counts_wrong.inc();
+            }
+        }
     }
 
     /// Sets the prediction beside what the engine said, for a local request.
@@ -323,4 +422,12 @@ impl Metrics {
         self.generation
             .set(i64::try_from(generation).unwrap_or(i64::MAX));
     }
+}
+
+fn observe(histogram: &Timed, took: Duration, trace: Option<TraceId>) {
+    let exemplar = trace.map(|trace| Exemplar {
+        trace_id: TraceText(trace),
+    });
+    let now = exemplar.as_ref().map(|_| SystemTime::now());
+    histogram.observe(took.as_secs_f64(), exemplar, now);
 }

@@ -11,4 +11,5 @@ pub mod journal;
 pub mod metrics;
 pub mod record;
 pub mod shadow;
+pub mod throttle;
 pub mod trace;

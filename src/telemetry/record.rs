@@ -4,12 +4,11 @@
 //! Never here: OpenTelemetry, prompt text, session names.
 //! Invariant: a record is complete when the decision is made; only its outcome is filled in later.
 
+mod explained;
+
 use crate::decide::reason::{Check, Checked};
 use crate::decide::{Because, Candidate, Decision, Flip, NoRoute, Pick};
-use crate::telemetry::explanation::{
-    CheckLine, CostLine, Explanation, PodLine, PodName, PolicyName, RequestLine, ShadowVerdict,
-    Standing, Verdict, flip_sentence, operator,
-};
+use crate::telemetry::explanation::{CheckLine, CostLine, flip_sentence, operator};
 use crate::telemetry::shadow::ShadowFacts;
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -31,6 +30,8 @@ pub struct Facts {
     pub model: Option<Arc<str>>,
     /// Whether the client asked for a stream.
     pub stream: bool,
+    /// Most tokens the client asked for.
+    pub max_tokens: Option<u32>,
     /// How the prompt was counted.
     pub counted: &'static str,
     /// Why the prompt could not be tokenised exactly, if it could not.
@@ -45,7 +46,7 @@ pub struct Facts {
     pub candidates: usize,
     /// Time spent per stage.
     pub times: Times,
-    /// Trace id, if the request is traced.
+    /// Trace id, if the request's trace is recorded.
     pub trace_id: Option<String>,
     /// The nearest change of one threshold that would have given the other answer.
     pub flip: Option<Flip>,
@@ -83,12 +84,20 @@ impl SessionOutcome {
 /// Time spent per stage of a decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
+    /// From the whole body to the start of `parse`: long prompts wait for a thread.
+    pub waited: Duration,
     /// Reading the body.
     pub parse: Duration,
     /// Rendering and tokenising the prompt.
     pub encode: Duration,
-    /// Observing, deciding and booking.
+    /// From the whole body to the start of `observe`.
+    pub understood: Duration,
+    /// Looking at pods, caches and reports.
+    pub observe: Duration,
+    /// Applying the rules.
     pub decide: Duration,
+    /// Promising the load to the chosen pods.
+    pub book: Duration,
 }
 
 /// What an engine says it used; absent numbers were not said, or not numbers.
@@ -236,7 +245,7 @@ pub struct Record {
     prefill: Option<String>,
     prefill_pod: Option<Arc<str>>,
     model: Option<Arc<str>>,
-    operation: Option<&'static str>,
+    pub(crate) operation: Option<&'static str>,
     prompt_tokens: u64,
     counted: &'static str,
     cached_tokens: u64,
@@ -315,7 +324,8 @@ impl Record {
             encode_trouble: facts.encode_trouble,
             parse_us: facts.times.parse.as_micros() as u64,
             encode_us: facts.times.encode.as_micros() as u64,
-            decide_us: facts.times.decide.as_micros() as u64,
+            decide_us: (facts.times.observe + facts.times.decide + facts.times.book).as_micros()
+                as u64,
             trace_id: facts.trace_id.clone(),
             outcome: Mutex::new(Outcome::default()),
         }
@@ -333,97 +343,51 @@ impl Record {
     }
 }
 
+/// One decision in short: a line of a list. Serialises to one JSON object.
+#[derive(Debug, Serialize)]
+pub struct Brief<'a> {
+    id: &'a str,
+    sequence: u64,
+    time_ms: u64,
+    route: &'static str,
+    because: &'static str,
+    bypass: bool,
+    model: Option<&'a str>,
+    decode_pod: &'a str,
+    prefill_pod: Option<&'a str>,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    net_new_tokens: u64,
+    decide_us: u64,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
 impl Record {
-    /// The decision in the form in which a request is explained. Of the pods only the selected ones
-    /// are known still.
+    /// The decision in short.
     #[must_use]
-    pub fn explanation(&self) -> Explanation {
-        let text = |word: &str| word.to_owned();
-        let named = |name: &Arc<str>, endpoint: &String| PodName {
-            name: Some(text(name)),
-            endpoint: endpoint.clone(),
-        };
-        let bare = |endpoint: &String| PodName {
-            name: None,
-            endpoint: endpoint.clone(),
-        };
-        let mut verdict = Verdict::routed(self.reason, self.rule, &[]);
-        verdict.checks.clone_from(&self.checks);
-        verdict.flip.clone_from(&self.flip);
-        verdict.decode = Some(named(&self.decode_pod, &self.decode));
-        let prefill = self.prefill_pod.as_ref().zip(self.prefill.as_ref());
-        verdict.prefill = prefill.map(|(name, endpoint)| named(name, endpoint));
-        let shadow = self.shadow.as_ref().map(|shadow| {
-            let mut verdict = match shadow.verdict {
-                Ok(because) => Verdict::routed(because, shadow.rule, &[]),
-                Err(cause) => Verdict::refused(cause, shadow.rule),
-            };
-            verdict.checks.clone_from(&shadow.checks);
-            verdict.decode = shadow.decode.as_ref().map(bare);
-            verdict.prefill = shadow.prefill.as_ref().map(bare);
-            ShadowVerdict {
-                policy: PolicyName {
-                    name: text(&shadow.policy),
-                    generation: shadow.generation,
-                },
-                agrees: shadow.agrees,
-                verdict,
-            }
-        });
-        let pods = self.pod_lines();
-        Explanation {
-            decision: Some(self.id.clone()),
-            policy: PolicyName {
-                name: text(&self.policy),
-                generation: self.generation,
-            },
-            request: RequestLine {
-                operation: self.operation.map(text),
-                model: self.model.as_deref().map(text),
-                prompt_tokens: self.prompt_tokens,
-                counted: text(self.counted),
-                encode_trouble: self.encode_trouble.map(text),
-                session: text(self.session.as_str()),
-            },
-            verdict,
-            shadow,
-            pods_left_out: self.candidates.saturating_sub(pods.len()),
-            pods,
+    pub fn brief(&self) -> Brief<'_> {
+        Brief {
+            id: &self.id,
+            sequence: self.sequence,
+            time_ms: self.time_ms,
+            route: self.route,
+            because: self.because,
+            bypass: self.bypass,
+            model: self.model.as_deref(),
+            decode_pod: &self.decode_pod,
+            prefill_pod: self.prefill_pod.as_deref(),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens,
+            net_new_tokens: self.net_new_tokens,
+            decide_us: self.decide_us,
+            outcome: self.outcome(),
         }
     }
 
-    fn pod_lines(&self) -> Vec<PodLine> {
-        let mut lines: Vec<PodLine> = Vec::new();
-        let considered = &self.considered;
-        let picks: [(&Option<PickRecord>, fn(&mut PodLine) -> &mut Standing); 3] = [
-            (&considered.local, |line| &mut line.local),
-            (&considered.prefill, |line| &mut line.prefill),
-            (&considered.decode, |line| &mut line.decode),
-        ];
-        for (pick, standing) in picks {
-            let Some(pick) = pick else {
-                continue;
-            };
-            let known = lines.iter().position(|line| line.endpoint == pick.endpoint);
-            let at = known.unwrap_or_else(|| {
-                let name = match () {
-                    () if pick.endpoint == self.decode => Some(self.decode_pod.to_string()),
-                    () if Some(&pick.endpoint) == self.prefill.as_ref() => {
-                        self.prefill_pod.as_deref().map(str::to_owned)
-                    }
-                    () => None,
-                };
-                lines.push(PodLine::new(&pick.candidate, name));
-                lines.len() - 1
-            });
-            if let Some(line) = lines.get_mut(at) {
-                *standing(line) = Standing {
-                    selected: true,
-                    cost: Some(pick.cost),
-                    ineligible: None,
-                };
-            }
-        }
-        lines
+    /// When it was made, in milliseconds since 1970.
+    #[must_use]
+    pub fn time_ms(&self) -> u64 {
+        self.time_ms
     }
 }

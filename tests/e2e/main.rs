@@ -14,6 +14,7 @@
 
 mod bodies;
 mod collector;
+mod conformance;
 mod demo;
 mod faults;
 mod headers;

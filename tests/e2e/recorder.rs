@@ -99,7 +99,12 @@ impl Seen {
 
 impl Recorder {
     pub(crate) async fn start(answer: Answer) -> Recorder {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Recorder::start_at(Ipv4Addr::LOCALHOST, answer).await
+    }
+
+    /// One that listens on another loopback address.
+    pub(crate) async fn start_at(ip: Ipv4Addr, answer: Answer) -> Recorder {
+        let listener = TcpListener::bind((ip, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let (record, seen) = mpsc::unbounded_channel();
         let mut server = JoinSet::new();

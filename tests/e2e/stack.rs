@@ -50,6 +50,10 @@ pub(crate) struct Setup {
     pub(crate) otlp: Option<SocketAddr>,
     /// Changes to the gateway's configuration.
     pub(crate) gateway: Box<dyn Fn(&mut GatewayConfig) + Send>,
+    /// Filters of Envoy's before the picker's, in YAML.
+    pub(crate) filters: String,
+    /// Further sections of the picker's config, in YAML.
+    pub(crate) sections: String,
 }
 
 impl Setup {
@@ -60,6 +64,8 @@ impl Setup {
             limits: Vec::new(),
             otlp: None,
             gateway: Box::new(|_| ()),
+            filters: String::new(),
+            sections: String::new(),
         }
     }
 
@@ -147,7 +153,12 @@ impl Stack {
         );
         (setup.gateway)(&mut config);
         let path = folder.path();
-        std::fs::write(path.join("envoy.yaml"), config.to_yaml().unwrap()).unwrap();
+        const PICKER_FILTER: &str = "          - name: envoy.filters.http.ext_proc\n";
+        let envoy_yaml = config.to_yaml().unwrap();
+        assert!(envoy_yaml.contains(PICKER_FILTER));
+        let filters = format!("{}{PICKER_FILTER}", setup.filters);
+        let envoy_yaml = envoy_yaml.replacen(PICKER_FILTER, &filters, 1);
+        std::fs::write(path.join("envoy.yaml"), envoy_yaml).unwrap();
         std::fs::write(path.join("policy.yaml"), &setup.policy).unwrap();
         let limits = setup
             .limits
@@ -163,7 +174,8 @@ impl Stack {
             policy: path.join("policy.yaml"),
             otlp: setup.otlp,
         };
-        std::fs::write(path.join("picker.yaml"), picker_config.to_yaml().unwrap()).unwrap();
+        let picker_yaml = picker_config.to_yaml().unwrap() + &setup.sections;
+        std::fs::write(path.join("picker.yaml"), picker_yaml).unwrap();
         let mut engines = Vec::new();
         for pod in setup.pods.iter().filter(|pod| pod.events.is_some()) {
             engines.push(

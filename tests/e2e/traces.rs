@@ -42,7 +42,7 @@ impl Traced {
         self.pod.next().await
     }
 
-    /// The picker's only span of a trace.
+    /// The picker's only `pick` span of a trace; a span per stage lies below it.
     async fn picker_span(&self, trace: &str) -> Span {
         let of_trace = || {
             self.collector
@@ -51,9 +51,14 @@ impl Traced {
                 .filter(|span| span.trace == trace)
         };
         eventually("the picker's span is exported", async || of_trace().next()).await;
-        let spans: Vec<Span> = of_trace().collect();
-        assert_eq!(spans.len(), 1, "{spans:?}");
-        spans.into_iter().next().unwrap()
+        // The spans of one request are exported together.
+        let (picks, below): (Vec<Span>, Vec<Span>) =
+            of_trace().partition(|span| span.name == "pick");
+        assert_eq!(picks.len(), 1, "{picks:?}");
+        let names: Vec<&str> = below.iter().map(|span| span.name.as_str()).collect();
+        assert_eq!(names, ["parse", "encode", "observe", "decide", "book"]);
+        assert!(below.iter().all(|span| span.parent == picks[0].id));
+        picks.into_iter().next().unwrap()
     }
 
     /// Envoy's spans of a trace, its server span among them.
@@ -125,6 +130,39 @@ async fn a_clients_trace_goes_on_through_envoy_picker_and_pod() {
     let envoy = traced.envoy_spans(client, 2).await;
     assert!(envoy.iter().any(|parent| parent.id == span.parent));
     assert!(envoy.iter().any(|span| span.parent == "00f067aa0ba902b7"));
+}
+
+#[tokio::test]
+async fn a_gateway_that_does_not_trace_leaves_the_pods_traceparent_to_the_picker() {
+    let collector = Collector::start().await;
+    let pod = Recorder::start(Answer::Json).await;
+    let mut setup = Setup::new(vec![recorded("decode", "decode", &pod)]);
+    setup.otlp = Some(collector.address);
+    let mut traced = Traced {
+        stack: Stack::start(setup).await,
+        pod,
+        collector,
+    };
+    let client = "4bf92f3577b34da6a3ce929d0e0e4736";
+    for (sent, flag) in [
+        (Some(format!("00-{client}-00f067aa0ba902b7-01")), "01"),
+        (Some("garbage".to_owned()), "01"),
+        (None, "01"),
+        (Some(format!("00-{client}-00f067aa0ba902b7-00")), "00"),
+    ] {
+        let seen = traced.ask(sent.as_deref()).await;
+        let (trace, parent, flags) = parts(&seen.only("traceparent"));
+        assert_eq!(flags, flag, "{sent:?}");
+        let goes_on = sent.is_some_and(|sent| sent.contains(client));
+        assert_eq!(trace == client, goes_on);
+        assert_ne!(parent, "00f067aa0ba902b7", "the pod's parent is the picker");
+        if flag == "01" {
+            let span = traced.picker_span(&trace).await;
+            assert_eq!(span.id, parent);
+            let above = if goes_on { "00f067aa0ba902b7" } else { "" };
+            assert_eq!(span.parent, above);
+        }
+    }
 }
 
 #[tokio::test]

@@ -93,8 +93,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("envoy_types::", &["src/extproc/wire", "src/extproc/server"]),
     ("serde_yaml::", &["src/config/"]),
-    ("opentelemetry::", &["src/telemetry/trace.rs"]),
-    ("opentelemetry_sdk::", &["src/telemetry/trace.rs"]),
+    ("opentelemetry::", &[]),
+    ("opentelemetry_sdk::", &[]),
+    ("hyper_rustls::", &["src/telemetry/trace/export.rs"]),
+    ("kube::", &["src/fleet/kubernetes/"]),
+    ("k8s_openapi::", &["src/fleet/kubernetes/"]),
     ("zeromq::", &["src/kv/feed", "src/engine/"]),
     ("minijinja::", &["src/prompt/", "src/cli/demo/"]),
     ("tokenizers::", &["src/prompt/tokenizer"]),

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use sidestep::config::{
-    self, Diagnostics, Explain, Export, Finding, Handoff, Position, Shadow, Source, Template, Tls, Tokenizer,
+    self, Diagnostics, Explain, Finding, Handoff, PodSource, PolicySource, Position, Shadow,
+    Telemetry, Template, Tls, Tokenizer,
 };
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, Match, OnNoPrefill, Scoring, SessionAffinity, TierCredit,
@@ -56,7 +57,7 @@ fn golden(folder: &str, load: impl Fn(&Path) -> Result<(), Diagnostics>) -> usiz
 #[test]
 fn each_bad_policy_is_refused_with_its_faults() {
     let cases = golden("policy", |path| config::load_policy(path).map(drop));
-    assert!(50 <= cases, "{cases} cases");
+    assert!(70 <= cases, "{cases} cases");
 }
 
 #[test]
@@ -363,9 +364,9 @@ fn the_least_process_config_has_the_documented_defaults() {
     assert_eq!(process.limits.drain_timeout, Duration::from_secs(30));
     assert_eq!(
         (process.pods, process.policy),
-        (Source::Inline, Source::Inline)
+        (PodSource::Inline, PolicySource::Inline)
     );
-    assert_eq!(process.telemetry.export, Export::Off);
+    assert_eq!(process.telemetry, Telemetry::default());
     assert_eq!(process.admin.explain, Explain::Disabled);
     assert_eq!(
         &*process.data_plane.subset_hint.namespace,
@@ -437,6 +438,11 @@ fn every_range_ends_where_its_message_says() {
             "telemetry: {otlpEndpoint: 'http://c:4317', sampleRatio: #}",
             vec!["0", "1", "0.5", "-0.0", "1e-9"],
             vec!["1.0000001", "-0.1", ".nan", "'1'", "[1]"],
+        ),
+        (
+            "telemetry: {otlpProtocol: #}",
+            vec!["grpc", "http/protobuf"],
+            vec!["http/json", "http", "GRPC", "1", "''"],
         ),
         (
             "telemetry: {otlpEndpoint: #}",
@@ -534,8 +540,8 @@ spec: {rules: [{bypass: {type: Never}}]}
             key: at("tls/key.pem"),
         }
     );
-    assert_eq!(loaded.process.pods, Source::File(at("fleet/pods.yaml")));
-    assert_eq!(loaded.process.policy, Source::File(at("policy.yaml")));
+    assert_eq!(loaded.process.pods, PodSource::File(at("fleet/pods.yaml")));
+    assert_eq!(loaded.process.policy, PolicySource::File(at("policy.yaml")));
     assert_eq!(loaded.process.limits.request_bytes, 65536);
     assert_eq!(loaded.process.limits.body_timeout, Duration::from_secs(90));
     assert_eq!(loaded.process.index.max_blocks_per_pod, 1000);
@@ -591,6 +597,30 @@ policy:
     }
     assert_eq!(said.len(), 6);
     assert_eq!(loaded.warnings[0].position, Position::WholeFile);
+}
+
+#[test]
+fn an_admin_port_on_the_network_without_a_token_is_warned_of() {
+    let warnings = |listen: &str, admin: &str| {
+        let config = format!("{LEAST}listen: {{admin: '{listen}'}}\n{admin}");
+        let folder = folder(&[("sidestep.yaml", &config), ("token", "0123456789abcdef")]);
+        let loaded = config::load(&folder.path().join("sidestep.yaml")).unwrap();
+        let said = loaded.warnings.iter().map(ToString::to_string);
+        (said.collect::<Vec<String>>(), loaded.process.admin.access)
+    };
+    let (said, access) = warnings("0.0.0.0:9090", "");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(
+        said[0].starts_with("listen.admin: is reached over the network"),
+        "{said:?}"
+    );
+    assert_eq!(access, config::AdminAccess::Loopback);
+    for listen in ["127.0.0.1:9090", "[::1]:9090"] {
+        assert_eq!(warnings(listen, "").0, Vec::<String>::new(), "{listen}");
+    }
+    let (said, access) = warnings("0.0.0.0:9090", "admin: {token: {file: token}}\n");
+    assert_eq!(said, Vec::<String>::new());
+    assert!(matches!(access, config::AdminAccess::TokenFile(path) if path.ends_with("token")));
 }
 
 #[test]
@@ -651,6 +681,24 @@ fn a_file_of_a_megabyte_is_read_and_its_last_fault_found() {
             "pods[{pods}].role: expected prefill, decode or both, found the text \"decoder\"; is \
              decode meant? (pods.yaml, line {line}, column 48)"
         )
+    );
+}
+
+#[test]
+fn a_policy_of_a_megabyte_is_refused_for_its_rules_alone_and_soon() {
+    let rule = "  - {match: {models: ['a*'], policyClasses: [b]}, bypass: {type: Never}}\n";
+    let rules = (1 << 20) / rule.len() - 2;
+    let began = std::time::Instant::now();
+    let said = policy(&format!("  rules:\n{}", rule.repeat(rules))).unwrap_err();
+    assert_eq!(said.faults.len(), 1, "{said}");
+    assert_eq!(
+        said.faults[0].message,
+        format!("expected at most 64 items, found {rules}")
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
     );
 }
 

@@ -1,11 +1,16 @@
 //! A running process whose files change: what it says of the policy in force.
 
 use serde_json::Value;
+use sidestep::app::App;
+use sidestep::config;
+use sidestep::pick::{Head, InForce, Picked};
+use sidestep::route::{Dialect, HeaderEdit};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -112,7 +117,10 @@ impl Process {
     /// The fields of the next line in the log for which `sought` is true.
     fn said(&self, sought: impl Fn(&Value) -> bool) -> Value {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).expect("the line is logged");
+            let line = self
+                .lines
+                .recv_timeout(PATIENCE)
+                .expect("the line is logged");
             if sought(&line["fields"]) {
                 return line["fields"].clone();
             }
@@ -122,7 +130,11 @@ impl Process {
     fn get(&self, path: &str) -> String {
         let mut stream = TcpStream::connect(&self.admin).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: sidestep\r\nconnection: close\r\n\r\n").unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        )
+        .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -179,24 +191,42 @@ policy: {file: policy.yaml}
     };
     let swap = |mounted: &mut Mounted, policy: &str, pods: &str| {
         let files = files(policy, pods);
-        mounted.swap(&files.each_ref().map(|(name, content)| (*name, content.as_str())));
+        mounted.swap(
+            &files
+                .each_ref()
+                .map(|(name, content)| (*name, content.as_str())),
+        );
     };
     let start = files(&first, PODS);
-    let mut mounted = Mounted::new(&start.each_ref().map(|(name, content)| (*name, content.as_str())));
+    let mut mounted = Mounted::new(
+        &start
+            .each_ref()
+            .map(|(name, content)| (*name, content.as_str())),
+    );
     let process = Process::start(&mounted.path("sidestep.yaml"));
     let policy_now = process.policy();
-    assert_eq!((&policy_now["name"], &policy_now["generation"]), (&"first".into(), &1.into()));
+    assert_eq!(
+        (&policy_now["name"], &policy_now["generation"]),
+        (&"first".into(), &1.into())
+    );
     assert_eq!(policy_now["dialect"], "decodeFirst");
     for kind in ["Accepted", "ResolvedRefs", "Effective"] {
         assert_eq!(process.condition(kind).0, "True", "{kind}");
     }
 
     // Another policy, with another dialect: both are in force at once.
-    let second = policy("second", "type: Always", "  handoff: {dialect: prefillFirst}\n");
+    let second = policy(
+        "second",
+        "type: Always",
+        "  handoff: {dialect: prefillFirst}\n",
+    );
     swap(&mut mounted, &second, PODS);
     process.said(|fields| fields["message"] == "policy in force" && fields["generation"] == 2);
     let policy_now = process.policy();
-    assert_eq!((&policy_now["name"], &policy_now["generation"]), (&"second".into(), &2.into()));
+    assert_eq!(
+        (&policy_now["name"], &policy_now["generation"]),
+        (&"second".into(), &2.into())
+    );
     assert_eq!(policy_now["dialect"], "prefillFirst");
     assert_eq!(process.failures(), 0);
 
@@ -204,10 +234,20 @@ policy: {file: policy.yaml}
     swap(&mut mounted, &second.replace("Always", "Sometimes"), PODS);
     process.wait_for("Accepted", "Invalid");
     let policy_now = process.policy();
-    assert_eq!((&policy_now["name"], &policy_now["generation"]), (&"second".into(), &2.into()));
+    assert_eq!(
+        (&policy_now["name"], &policy_now["generation"]),
+        (&"second".into(), &2.into())
+    );
     assert_eq!(process.condition("Accepted"), state(("False", "Invalid")));
-    assert_eq!(process.condition("Effective"), state(("False", "NotAccepted")));
-    assert!(policy_now.to_string().contains("spec.rules[0].bypass.type: expected Never, Always"));
+    assert_eq!(
+        process.condition("Effective"),
+        state(("False", "NotAccepted"))
+    );
+    assert!(
+        policy_now
+            .to_string()
+            .contains("spec.rules[0].bypass.type: expected Never, Always")
+    );
     assert_eq!(process.failures(), 1);
 
     // The next good one is picked up.
@@ -218,13 +258,22 @@ policy: {file: policy.yaml}
     assert_eq!(process.condition("Effective"), state(("True", "Effective")));
 
     // The files are judged together, whichever of them changes.
-    swap(&mut mounted, &third, &PODS.replace("  kvEvents: {address: '127.0.0.1:2'}\n", ""));
+    swap(
+        &mut mounted,
+        &third,
+        &PODS.replace("  kvEvents: {address: '127.0.0.1:2'}\n", ""),
+    );
     process.said(|fields| {
         let message = fields["message"].as_str().unwrap_or_default();
-        message.starts_with("the policy compares net-new tokens, and no kvEvents are configured for \"d\"")
+        message.starts_with(
+            "the policy compares net-new tokens, and no kvEvents are configured for \"d\"",
+        )
     });
     process.wait_for("Effective", "NothingBypasses");
-    assert_eq!(process.condition("Effective"), state(("False", "NothingBypasses")));
+    assert_eq!(
+        process.condition("Effective"),
+        state(("False", "NothingBypasses"))
+    );
     assert_eq!(process.policy()["generation"], 3);
     swap(&mut mounted, "", PODS);
     process.wait_for("Accepted", "Invalid");
@@ -236,11 +285,26 @@ policy: {file: policy.yaml}
 #[test]
 fn a_policy_that_can_never_work_stops_the_start_at_once() {
     let bad = [
-        ("type: IslBounding, effectiveIslRatioThreshold: 1.5", "effectiveIslRatioThreshold: expected a number from 0 to 1"),
-        ("type: IslBounding, effectiveIslRatioThreshold: -1", "effectiveIslRatioThreshold: expected a number from 0 to 1"),
-        ("type: IslBounding, effectiveIslRatioThreshold: .nan", "effectiveIslRatioThreshold: expected a number from 0 to 1"),
-        ("type: IslBounding, effectiveIslThreshold: \"2k\"", "effectiveIslThreshold: expected a whole number"),
-        ("type: IslBounding, eff_isl_treshold: 10", "eff_isl_treshold: expected a known key"),
+        (
+            "type: IslBounding, effectiveIslRatioThreshold: 1.5",
+            "effectiveIslRatioThreshold: expected a number from 0 to 1",
+        ),
+        (
+            "type: IslBounding, effectiveIslRatioThreshold: -1",
+            "effectiveIslRatioThreshold: expected a number from 0 to 1",
+        ),
+        (
+            "type: IslBounding, effectiveIslRatioThreshold: .nan",
+            "effectiveIslRatioThreshold: expected a number from 0 to 1",
+        ),
+        (
+            "type: IslBounding, effectiveIslThreshold: \"2k\"",
+            "effectiveIslThreshold: expected a whole number",
+        ),
+        (
+            "type: IslBounding, eff_isl_treshold: 10",
+            "eff_isl_treshold: expected a known key",
+        ),
     ];
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -254,8 +318,14 @@ fn a_policy_that_can_never_work_stops_the_start_at_once() {
         .map(|(bypass, said)| (policy("p", bypass, ""), said.to_owned()))
         .into_iter()
         .chain([
-            (String::new(), "file: expected a DisaggregationPolicy, found an empty file".to_owned()),
-            ("spec:\n\trules: []\n".to_owned(), "file: expected spaces, found a tab".to_owned()),
+            (
+                String::new(),
+                "file: expected a DisaggregationPolicy, found an empty file".to_owned(),
+            ),
+            (
+                "spec:\n\trules: []\n".to_owned(),
+                "file: expected spaces, found a tab".to_owned(),
+            ),
         ]);
     for (text, said) in texts {
         std::fs::write(path("policy.yaml"), &text).unwrap();
@@ -267,7 +337,63 @@ fn a_policy_that_can_never_work_stops_the_start_at_once() {
             .unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{text}\n{stderr}");
-        assert!(stderr.contains(&said) && stderr.contains("policy.yaml"), "{text}\n{stderr}");
+        assert!(
+            stderr.contains(&said) && stderr.contains("policy.yaml"),
+            "{text}\n{stderr}"
+        );
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
+}
+
+fn edits(picked: &Picked) -> Vec<&'static str> {
+    let names = picked.plan.edits.iter().filter_map(|edit| match edit {
+        HeaderEdit::Set(name, _) => Some(*name),
+        HeaderEdit::Remove(_) => None,
+    });
+    names.filter(|name| name.ends_with("host-port")).collect()
+}
+
+#[tokio::test]
+async fn a_request_keeps_the_policy_it_was_decided_by() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sidestep.yaml");
+    std::fs::write(
+        &path,
+        "apiVersion: sidestep.dev/v1alpha1
+kind: SidestepConfig
+listen: {extProc: '127.0.0.1:0', health: '127.0.0.1:0', admin: '127.0.0.1:0'}
+pods:
+  inline:
+  - {name: d, address: '127.0.0.1:1', role: decode, probe: off}
+  - {name: p, address: '127.0.0.1:2', role: prefill, probe: off}
+policy: {inline: {rules: [{bypass: {type: Never}}]}}
+",
+    )
+    .unwrap();
+    let app = App::start(config::load(&path).unwrap()).await.unwrap();
+    let picker = Arc::clone(app.picker());
+    let ask = || {
+        let head = Head {
+            method: "POST".to_owned(),
+            path: "/v1/completions".to_owned(),
+            ..Head::default()
+        };
+        picker.pick(head, Some(r#"{"model": "m", "prompt": "hello"}"#.into()))
+    };
+    let before = ask().await.unwrap();
+    picker.set_policy(InForce {
+        dialect: Dialect::PrefillFirst,
+        ..(*picker.in_force()).clone()
+    });
+    let after = ask().await.unwrap();
+    assert_eq!(edits(&before), ["x-prefiller-host-port"]);
+    assert_eq!(edits(&after), ["x-decoder-host-port"]);
+    before.flight.finish();
+    after.flight.finish();
+    let records = picker.journal().after(0, 10);
+    let generations: Vec<Value> = records
+        .iter()
+        .map(|record| serde_json::to_value(&**record).unwrap()["generation"].clone())
+        .collect();
+    assert_eq!(generations, [1, 2]);
 }

@@ -6,6 +6,7 @@
 //! sessions refer to them by name (`ip:d1` in a subset stands for the whole address). Quantities are
 //! tokens where the field is called `cached`, `host` or `disk` (a multiple of the block size), and
 //! blocks where it is called so. Without `draw`, a case must come out the same for many draws.
+//! `shadow` changes fields of the case's policy for a second one, whose opinion is `wantShadow`.
 //! `want.net_new` is what the rule looked at: the prompt less what the best decode pod holds.
 
 use crate::decide_fixture as fix;
@@ -15,13 +16,16 @@ use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, PrefillBusy, Rule,
     Scoring, TierCredit,
 };
+use sidestep::decide::shadow::{Decided, Opinion, opinion};
 use sidestep::decide::snapshot::{
     Affinity, Ask, AskKind, Availability, Candidate, Capacity, CapacitySource, EngineReport,
     KvSource, LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
-use sidestep::decide::{Decision, NoRoute, decide};
+use sidestep::decide::{Because, Check, Decision, NoRoute, decide};
 use sidestep::names::{Endpoint, ModelName, PodId};
 use sidestep::units::{BlockSize, Blocks, Tokens};
+use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -45,6 +49,10 @@ struct Case {
     #[serde(default)]
     pods: Mapping,
     want: Want,
+    /// What the policy in the shadow has otherwise than the case's own.
+    shadow: Option<Mapping>,
+    #[serde(rename = "wantShadow")]
+    want_shadow: Option<Want>,
 }
 
 #[derive(Deserialize)]
@@ -136,12 +144,15 @@ struct ScoringYaml {
     disk_tier: Option<f64>,
     prefill_load_scale: Option<f64>,
     active_request_weight: Option<f64>,
+    temperature: Option<f64>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PodYaml {
     role: Role,
+    /// Another pod, whose address it shares on a port of its own.
+    same_address: Option<String>,
     #[serde(default)]
     state: State,
     #[serde(default)]
@@ -275,7 +286,7 @@ impl PolicyYaml {
             disk_tier,
             prefill_load_scale,
             active_request_weight,
-            ..
+            temperature,
         } = &mut policy.scoring;
         for (weight, given) in [
             (overlap_credit, self.scoring.overlap_credit),
@@ -283,6 +294,7 @@ impl PolicyYaml {
             (disk_tier, self.scoring.disk_tier),
             (prefill_load_scale, self.scoring.prefill_load_scale),
             (active_request_weight, self.scoring.active_request_weight),
+            (temperature, self.scoring.temperature),
         ] {
             if let Some(given) = given {
                 *weight = fix::ratio(given);
@@ -473,46 +485,142 @@ fn faults(want: &Want, got: &Result<Decision, NoRoute>, pods: &Pods) -> Vec<Stri
         );
     }
     if let Some(checks) = &want.checks {
-        let words = decision.checks.iter().map(|check| {
-            let sign = if check.allows_bypass { "+" } else { "-" };
-            format!("{sign}{}", check.what)
-        });
-        let words = words.collect::<Vec<_>>().join(" ");
+        let words = words(&decision.checks);
         expect("checks", Some(checks.join(" ")), Some(words));
     }
     faults
 }
 
-fn run(file: &File, case: &Case) -> Vec<String> {
-    let policy = parse::<PolicyYaml>(merged(&file.policy, &case.policy)).policy();
-    let (names, candidates) = merged(&file.pods, &case.pods)
-        .into_iter()
-        .zip(0..)
-        .map(|((name, pod), slot)| {
-            let name = name.as_str().unwrap().to_owned();
-            let pod = serde_yaml::from_value::<PodYaml>(pod)
-                .unwrap_or_else(|fault| panic!("{}: {name}: {fault}", case.name));
-            (name, pod.candidate(slot))
-        })
-        .unzip();
-    let pods = Pods {
-        names,
-        snapshot: Snapshot { candidates },
-    };
+/// What was reached by one case: reasons of decisions and refusals.
+type Reached = HashSet<&'static str>;
+
+fn run(file: &File, case: &Case, reached: &mut Reached) -> Vec<String> {
+    let own = merged(&file.policy, &case.policy);
+    let shadow = case.shadow.as_ref().map(|shadow| merged(&own, shadow));
+    let shadow = shadow.map(|shadow| parse::<PolicyYaml>(shadow).policy());
+    let policy = parse::<PolicyYaml>(own).policy();
+    let pods = pods(file, case);
     let mut ask = case.ask.ask(&pods);
     let draws = match case.ask.draw {
         Some(draw) => vec![draw],
         None => (0..16).map(|step| step * (u64::MAX / 16)).collect(),
     };
-    let mut all = Vec::new();
     for draw in draws {
         ask.draw = draw;
-        all = faults(&case.want, &decide(&ask, &pods.snapshot, &policy), &pods);
+        let got = decide(&ask, &pods.snapshot, &policy);
+        reached.insert(match &got {
+            Ok(decision) => decision.because.as_str(),
+            Err(cause) => cause.as_str(),
+        });
+        let mut all = faults(&case.want, &got, &pods);
+        match (&shadow, &case.want_shadow) {
+            (Some(shadow), Some(want)) => {
+                let decided = Decided {
+                    policy: &policy,
+                    result: &got,
+                };
+                let opinion = opinion(&ask, ask.affinity, &pods.snapshot, decided, shadow);
+                let found = shadow_faults(want, &opinion, &pods).into_iter();
+                all.extend(found.map(|fault| format!("shadow: {fault}")));
+            }
+            (None, None) => {}
+            _ => all.push("shadow and wantShadow go together".to_owned()),
+        }
         if !all.is_empty() {
-            break;
+            return all;
         }
     }
-    all
+    Vec::new()
+}
+
+/// What a shadow was to think and does not, a line each.
+fn shadow_faults(want: &Want, opinion: &Opinion, pods: &Pods) -> Vec<String> {
+    let at = |endpoint: Endpoint| {
+        let all = pods.snapshot.candidates.iter();
+        let pod = all.clone().find(|pod| pod.endpoint == endpoint).unwrap();
+        pods.name(pod.pod).to_owned()
+    };
+    let course = opinion.verdict.as_ref();
+    let route = course.map(|course| course.because.route().to_owned()).ok();
+    let checks = course.map(|course| words(&course.checks)).ok();
+    let rows = [
+        (
+            "refused",
+            &want.refused,
+            opinion
+                .verdict
+                .as_ref()
+                .err()
+                .map(|cause| cause.as_str().to_owned()),
+        ),
+        ("route", &want.route, route),
+        (
+            "because",
+            &want.because,
+            course.map(|course| course.because.to_string()).ok(),
+        ),
+        (
+            "decode",
+            &want.decode,
+            course.map(|course| at(course.decode)).ok(),
+        ),
+        (
+            "prefill",
+            &want.prefill,
+            course.ok().and_then(|course| course.prefill).map(at),
+        ),
+        (
+            "rule",
+            &want.rule.map(|rule| rule.to_string()),
+            want.rule.map(|_| opinion.rule.to_string()),
+        ),
+        (
+            "checks",
+            &want.checks.as_ref().map(|checks| checks.join(" ")),
+            want.checks.as_ref().and(checks),
+        ),
+    ];
+    let wrong = rows.into_iter().filter(|(_, want, got)| *want != got);
+    wrong
+        .map(|(what, want, got)| format!("{what}: want {want:?}, got {got:?}"))
+        .collect()
+}
+
+/// `+net_new -ratio`
+fn words(checks: &[Check]) -> String {
+    let words = checks.iter().map(|check| {
+        let sign = if check.allows_bypass { "+" } else { "-" };
+        format!("{sign}{}", check.what)
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn pods(file: &File, case: &Case) -> Pods {
+    let given: Vec<(String, PodYaml)> = merged(&file.pods, &case.pods)
+        .into_iter()
+        .map(|(name, pod)| {
+            let name = name.as_str().unwrap().to_owned();
+            let pod = serde_yaml::from_value::<PodYaml>(pod)
+                .unwrap_or_else(|fault| panic!("{}: {name}: {fault}", case.name));
+            (name, pod)
+        })
+        .collect();
+    let names: Vec<String> = given.iter().map(|(name, _)| name.clone()).collect();
+    let candidates = given.iter().zip(0..).map(|((_, pod), slot)| {
+        let mut candidate = pod.candidate(slot);
+        if let Some(other) = &pod.same_address {
+            let other = names.iter().position(|name| name == other).unwrap();
+            let ip = fix::endpoint(u16::try_from(other).unwrap()).0.ip();
+            candidate.endpoint = Endpoint(SocketAddr::new(ip, 9000 + slot));
+        }
+        candidate
+    });
+    Pods {
+        snapshot: Snapshot {
+            candidates: candidates.collect(),
+        },
+        names,
+    }
 }
 
 #[test]
@@ -526,20 +634,25 @@ fn every_golden_case_decides_as_written() {
     paths.sort();
     let mut count = 0;
     let mut wrong = String::new();
+    let mut reached = Reached::new();
     for path in paths {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         let text = std::fs::read_to_string(&path).unwrap();
         let file: File =
             serde_yaml::from_str(&text).unwrap_or_else(|fault| panic!("{name}: {fault}"));
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         for case in &file.cases {
             assert!(seen.insert(&case.name), "{name}: twice: {}", case.name);
             count += 1;
-            for fault in run(&file, case) {
+            for fault in run(&file, case, &mut reached) {
                 wrong += &format!("\n{name}: {}\n    {fault}", case.name);
             }
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
-    assert!(40 <= count, "only {count} cases were found");
+    assert!(120 <= count, "only {count} cases were found");
+    let every = Because::ALL.iter().map(|because| because.as_str());
+    let every = every.chain(NoRoute::WORDS.iter().copied());
+    let missed: Vec<&str> = every.filter(|word| !reached.contains(word)).collect();
+    assert!(missed.is_empty(), "no case ends with {missed:?}");
 }

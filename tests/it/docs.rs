@@ -3,8 +3,11 @@
 //! With `SIDESTEP_BLESS=1` the test writes them instead of comparing.
 
 use sidestep::config::conditions::{ConditionReason, ConditionType};
+use sidestep::decide::eligibility::Ineligible;
+use sidestep::decide::prerequisite::Prerequisite;
 use sidestep::decide::reason::Because;
 use sidestep::route::names;
+use sidestep::telemetry::fields::{EVENTS, SPANS};
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
@@ -96,6 +99,34 @@ fn the_readme_lists_every_reason_and_every_header() {
 #[test]
 fn the_telemetry_page_lists_every_span_attribute() {
     same("docs/telemetry.md", "attributes", &attributes());
+    for (name, rows) in [("spans", SPANS), ("events", EVENTS)] {
+        let mut table = String::from("| name | meaning |\n| --- | --- |\n");
+        for (key, meaning) in rows {
+            writeln!(table, "| `{key}` | {meaning} |").unwrap();
+        }
+        same("docs/telemetry.md", name, &table);
+    }
+}
+
+#[tokio::test]
+async fn the_telemetry_page_lists_every_metric() {
+    let text = crate::metrics::everything().await;
+    let kinds: std::collections::BTreeMap<&str, &str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .collect();
+    let mut table = String::from("| name | type | meaning |\n| --- | --- | --- |\n");
+    let help = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    let rows: std::collections::BTreeMap<&str, &str> = help.collect();
+    for (name, meaning) in rows {
+        let kind = kinds[name];
+        let suffix = if kind == "counter" { "_total" } else { "" };
+        let meaning = meaning.trim_end_matches('.');
+        writeln!(table, "| `{name}{suffix}` | {kind} | {meaning} |").unwrap();
+    }
+    same("docs/telemetry.md", "metrics", &table);
 }
 
 #[test]
@@ -125,6 +156,23 @@ fn the_examples_of_the_readme_are_valid() {
     assert_eq!(loaded.pods.len(), 2);
     let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
     assert!(warnings.is_empty(), "{warnings:?}");
+}
+
+#[test]
+fn the_explain_page_lists_why_pods_are_left_out_and_what_policies_need() {
+    let words = |rows: Vec<(&str, &str)>| {
+        let mut table = String::from("| word | meaning |\n| --- | --- |\n");
+        for (word, meaning) in rows {
+            writeln!(table, "| `{word}` | {meaning} |").unwrap();
+        }
+        table
+    };
+    let ineligible = Ineligible::ALL.iter();
+    let rows = ineligible.map(|word| (word.as_str(), word.meaning()));
+    same("docs/explain.md", "ineligible", &words(rows.collect()));
+    let needs = Prerequisite::ALL.iter();
+    let rows = needs.map(|word| (word.as_str(), word.meaning()));
+    same("docs/explain.md", "prerequisites", &words(rows.collect()));
 }
 
 #[test]

@@ -39,9 +39,9 @@ policy:
     - bypass:
         type: IslOrLoad
         effectiveIslThreshold: 64
-        coldBypassBelow: 8
+        coldBypassBelow: 64
         prefillBusyThreshold: 1
-        decodeBusyThreshold: 0.5
+        decodeBusyThreshold: 0.25
     scoring: {activeRequestWeight: 4}
     sessionAffinity: {mode: Soft}
     clientPins: Honor
@@ -140,10 +140,10 @@ async fn an_explanation_says_what_the_next_pick_does_and_books_nothing() {
     let mut flights = Vec::new();
     // Bookings pile up, so that rules, gate and selection come out differently from turn to turn.
     let turns: [(usize, &[(&str, &str)]); 9] = [
-        (200, &[]),
+        (1, &[]),
         (200, &[("x-session-id", "a")]),
         (300, &[("x-session-id", "a")]),
-        (1, &[]),
+        (200, &[("x-session-id", "b")]),
         (300, &[("x-sidestep-policy-class", "urgent")]),
         (300, &[("x-sidestep-decode-pod", "127.0.0.12:8000")]),
         (300, &[("x-sidestep-prefill-pod", "127.0.0.21")]),
@@ -159,7 +159,11 @@ async fn an_explanation_says_what_the_next_pick_does_and_books_nothing() {
         assert_eq!(before, after, "an explanation booked something");
 
         let body = chat(words).to_string().into();
-        let picked = running.picker.pick(head(headers), Some(body)).await.unwrap();
+        let picked = running
+            .picker
+            .pick(head(headers), Some(body))
+            .await
+            .unwrap();
         let verdict = &explained["verdict"];
         let records = running.picker.journal().after(0, 1000);
         let record = serde_json::to_value(records.last().unwrap()).unwrap();
@@ -169,7 +173,10 @@ async fn an_explanation_says_what_the_next_pick_does_and_books_nothing() {
         assert_eq!(verdict["checks"], record["checks"]);
         assert_eq!(verdict["flip"], record["flip"]);
         assert_eq!(explained["request"]["session"], record["session"]);
-        assert_eq!(explained["request"]["prompt_tokens"], record["prompt_tokens"]);
+        assert_eq!(
+            explained["request"]["prompt_tokens"],
+            record["prompt_tokens"]
+        );
         // Equal pods are drawn among: only where one is best must it be the same.
         if !headers.is_empty() {
             let prefill = &verdict["prefill"]["endpoint"];
@@ -185,14 +192,16 @@ async fn an_explanation_says_what_the_next_pick_does_and_books_nothing() {
 #[tokio::test]
 async fn every_pod_is_shown_with_its_numbers_or_why_it_is_not_considered() {
     let running = Running::start(ON).await;
-    let headers = [("x-gateway-destination-endpoint-subset", "127.0.0.11:8000, 127.0.0.99")];
+    let headers = [(
+        "x-gateway-destination-endpoint-subset",
+        "127.0.0.11:8000, 127.0.0.99",
+    )];
     let (_, explained) = running.post(&chat(200), &headers).await;
     let explanation: Explanation = serde_json::from_value(explained).unwrap();
     assert_eq!(explanation.pods_left_out, 0);
     let pod = |name: &str| {
-        let named = |pod: &&sidestep::telemetry::explanation::PodLine| {
-            pod.name.as_deref() == Some(name)
-        };
+        let named =
+            |pod: &&sidestep::telemetry::explanation::PodLine| pod.name.as_deref() == Some(name);
         explanation.pods.iter().find(named).unwrap()
     };
     let why = |standing: &sidestep::telemetry::explanation::Standing| standing.ineligible.clone();
@@ -211,7 +220,10 @@ async fn every_pod_is_shown_with_its_numbers_or_why_it_is_not_considered() {
 #[tokio::test]
 async fn no_prompt_text_comes_back_or_stays() {
     let running = Running::start(ON).await;
-    let headers = [("x-session-id", "my-secret-session"), ("authorization", "secret")];
+    let headers = [
+        ("x-session-id", "my-secret-session"),
+        ("authorization", "secret"),
+    ];
     let (_, explained) = running.post(&chat(50), &headers).await;
     assert!(!explained.to_string().contains("secret"), "{explained}");
     let bad = json!({"model": "m", "messages": "secret"});
@@ -220,7 +232,10 @@ async fn no_prompt_text_comes_back_or_stays() {
     assert!(!answer.to_string().contains("secret"), "{answer}");
     assert_eq!(running.picker.journal().after(0, 10).len(), 0);
     let metrics = running.picker.metrics().encode();
-    assert!(!metrics.contains("sidestep_decisions_total{"), "explaining is no decision");
+    assert!(
+        !metrics.contains("sidestep_decisions_total{"),
+        "explaining is no decision"
+    );
 }
 
 #[tokio::test]
@@ -245,7 +260,9 @@ async fn another_api_is_explained_by_its_path() {
     let running = Running::start(ON).await;
     let ask = |path: &str, body: Value| {
         let url = format!("http://{}/v1/explain?path={path}", running.admin);
-        Request::post(url).body(Full::from(body.to_string())).unwrap()
+        Request::post(url)
+            .body(Full::from(body.to_string()))
+            .unwrap()
     };
     let body = json!({"model": "m", "prompt": "one two three"});
     let (_, explained) = running.send(ask("%2Fv1%2Fcompletions", body)).await;
@@ -325,21 +342,51 @@ fn picker() -> Arc<Picker> {
     }))
 }
 
+/// A request whose body does not come to its end.
+async fn unfinished(to: SocketAddr) -> tokio::net::TcpStream {
+    use tokio::io::AsyncWriteExt;
+    let mut stream = tokio::net::TcpStream::connect(to).await.unwrap();
+    let start = "POST /v1/explain HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    stream.write_all(start.as_bytes()).await.unwrap();
+    stream
+}
+
 #[tokio::test]
-async fn a_burst_is_answered_429_over_http_and_resource_exhausted_over_grpc() {
+async fn who_comes_while_too_many_are_explained_is_told_to_come_back() {
     let running = Running::start(ON).await;
-    let mut seen = std::collections::BTreeSet::new();
-    for _ in 0..12 {
-        seen.insert(running.post(&chat(1), &[]).await.0);
+    let mut held = Vec::new();
+    for _ in 0..ExplainLimits::default().at_once {
+        held.push(unfinished(running.admin).await);
     }
-    let codes: Vec<u16> = seen.iter().map(StatusCode::as_u16).collect();
-    assert_eq!(codes, [200, 429]);
+    let answered = async |wanted: StatusCode| {
+        // The server gets to each of them in its own time; 150 ms apart stays below the rate.
+        loop {
+            let (status, answer) = running.post(&chat(1), &[]).await;
+            if status == wanted {
+                return answer;
+            }
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    };
+    let answer = answered(StatusCode::TOO_MANY_REQUESTS).await;
+    assert_eq!(answer["error"]["type"], "rate_limit_error");
+    let request = pb::ExplainRequest {
+        body: chat(1).to_string().into_bytes(),
+        ..Default::default()
+    };
+    let status = running.grpc().await.explain(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::ResourceExhausted);
+    drop(held);
+    answered(StatusCode::OK).await;
 }
 
 #[tokio::test]
 async fn grpc_says_the_same_as_http() {
     let running = Running::start(ON).await;
-    let headers = [("x-sidestep-policy-class", "urgent"), ("x-sidestep-decode-pod", "127.0.0.12")];
+    let headers = [
+        ("x-sidestep-policy-class", "urgent"),
+        ("x-sidestep-decode-pod", "127.0.0.12"),
+    ];
     let (_, http) = running.post(&chat(100), &headers).await;
     let mut client = running.grpc().await;
     let header = |(name, value): (&str, &str)| pb::Header {
@@ -355,12 +402,21 @@ async fn grpc_says_the_same_as_http() {
     let verdict = grpc.verdict.unwrap();
     assert_eq!(http["verdict"]["because"], verdict.because);
     assert_eq!(verdict.because, "policy_always");
-    assert_eq!(http["verdict"]["decode"]["name"], verdict.decode.unwrap().name);
-    assert_eq!(http["request"]["prompt_tokens"], grpc.request.unwrap().prompt_tokens);
+    assert_eq!(
+        http["verdict"]["decode"]["name"],
+        verdict.decode.unwrap().name
+    );
+    assert_eq!(
+        http["request"]["prompt_tokens"],
+        grpc.request.unwrap().prompt_tokens
+    );
     assert_eq!(http["pods"].as_array().unwrap().len(), grpc.pods.len());
     let selected = grpc.pods[0].local.clone().unwrap();
     assert!(selected.selected);
-    assert_eq!(http["pods"][0]["local"]["cost"]["total"], selected.cost.unwrap().total);
+    assert_eq!(
+        http["pods"][0]["local"]["cost"]["total"],
+        selected.cost.unwrap().total
+    );
 
     let bad = pb::ExplainRequest {
         body: b"{".to_vec(),
@@ -420,7 +476,15 @@ async fn the_command_line_prints_the_report_and_its_exit_code_says_whose_fault_i
     for part in ["verdict  ", "checks   ", "flip     ", "d1 ", "p1 "] {
         assert!(text.contains(part), "{text}");
     }
-    let out = run(path, vec!["--json".into(), "--header".into(), "x-sidestep-policy-class: urgent".into()]).await;
+    let out = run(
+        path,
+        vec![
+            "--json".into(),
+            "--header".into(),
+            "x-sidestep-policy-class: urgent".into(),
+        ],
+    )
+    .await;
     let explained: Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(explained["verdict"]["because"], "policy_always");
     let out = run("0123456789abcdef".into(), Vec::new()).await;
@@ -434,18 +498,40 @@ async fn the_command_line_prints_the_report_and_its_exit_code_says_whose_fault_i
 
 #[test]
 fn a_flip_says_a_threshold_that_gives_the_other_answer() {
-    let flip = |what, from, to, becomes| flip_sentence(&Flip { what, from, to, becomes });
+    let flip = |what, from, to, becomes| {
+        flip_sentence(&Flip {
+            what,
+            from,
+            to,
+            becomes,
+        })
+    };
     use sidestep::decide::Because;
     assert_eq!(
-        flip(Checked::NetNewTokens, 400.0, 413.0, Because::NetNewBelowThresholds),
+        flip(
+            Checked::NetNewTokens,
+            400.0,
+            413.0,
+            Because::NetNewBelowThresholds
+        ),
         "would bypass if effectiveIslThreshold were above 412"
     );
     assert_eq!(
-        flip(Checked::NetNewTokens, 2048.0, 412.0, Because::NetNewAboveThreshold),
+        flip(
+            Checked::NetNewTokens,
+            2048.0,
+            412.0,
+            Because::NetNewAboveThreshold
+        ),
         "would not bypass if effectiveIslThreshold were at most 412"
     );
     assert_eq!(
-        flip(Checked::NetNewShare, 0.7, 0.712_34, Because::NetNewBelowThresholds),
+        flip(
+            Checked::NetNewShare,
+            0.7,
+            0.712_34,
+            Because::NetNewBelowThresholds
+        ),
         "would bypass if effectiveIslRatioThreshold were at least 0.7124"
     );
     assert_eq!(
@@ -464,11 +550,18 @@ fn a_flip_says_a_threshold_that_gives_the_other_answer() {
     let policy = decide_fixture::isl();
     let decision = decide(&decide_fixture::ask(10_100), &pods, &policy).unwrap();
     let sentence = flip_sentence(&nearest_flip(&decision, &policy).unwrap());
-    assert_eq!(sentence, "would bypass if effectiveIslThreshold were above 2100");
+    assert_eq!(
+        sentence,
+        "would bypass if effectiveIslThreshold were above 2100"
+    );
     let with = |tokens| {
-        let bypass = sidestep::decide::policy::Bypass::IslBounding(decide_fixture::bound(tokens, 0.7));
+        let bypass =
+            sidestep::decide::policy::Bypass::IslBounding(decide_fixture::bound(tokens, 0.7));
         let policy = decide_fixture::policy([decide_fixture::rule(bypass)]);
-        decide(&decide_fixture::ask(10_100), &pods, &policy).unwrap().because.is_bypass()
+        decide(&decide_fixture::ask(10_100), &pods, &policy)
+            .unwrap()
+            .because
+            .is_bypass()
     };
     assert!(!with(2100) && with(2101));
 }

@@ -6,6 +6,7 @@ use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_
 use envoy_types::pb::envoy::service::ext_proc::v3::HttpTrailers;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
+use sidestep::extproc::conformance::Conformance;
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::exchange::{Follow, PickPods};
 use sidestep::extproc::server::{
@@ -104,6 +105,7 @@ impl Server {
             limits,
             tls: tls_material(&tls).unwrap(),
             metadata: MetadataKeys::default(),
+            conformance: Conformance::Disabled,
             counters: Arc::clone(&counters),
         };
         let task = tokio::spawn(serve(listener, Arc::clone(&picker), settings, async move {
@@ -365,6 +367,10 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
     }
     assert_eq!(grpc_health(&channel, "other").await, Err(Code::NotFound));
     server.picker.not_ready.store(true, Ordering::SeqCst);
+    assert_eq!(
+        grpc_health(&channel, "warm").await,
+        Ok(ServingStatus::Serving)
+    );
     for name in names {
         assert_eq!(
             grpc_health(&channel, name).await,
@@ -373,6 +379,22 @@ async fn health_follows_readiness_under_every_name_and_liveness_does_not() {
     }
     assert_eq!(
         grpc_health(&channel, "liveness").await,
+        Ok(ServingStatus::Serving)
+    );
+}
+
+#[tokio::test]
+async fn warm_is_not_serving_before_the_first_time_that_the_picker_is_ready() {
+    let server = Server::plain(small()).await;
+    server.picker.not_ready.store(true, Ordering::SeqCst);
+    let channel = server.channel().await;
+    assert_eq!(
+        grpc_health(&channel, "warm").await,
+        Ok(ServingStatus::NotServing)
+    );
+    server.picker.not_ready.store(false, Ordering::SeqCst);
+    assert_eq!(
+        grpc_health(&channel, "warm").await,
         Ok(ServingStatus::Serving)
     );
 }
@@ -403,10 +425,12 @@ async fn the_health_port_serves_until_draining_begins_and_tells_those_who_watch(
     let second = watching.message().await.unwrap().unwrap();
     assert_eq!(second.status(), ServingStatus::NotServing);
     assert!(watching.message().await.unwrap().is_none());
-    assert_eq!(
-        grpc_health(&channel, "readiness").await,
-        Ok(ServingStatus::NotServing)
-    );
+    for name in ["readiness", "warm"] {
+        assert_eq!(
+            grpc_health(&channel, name).await,
+            Ok(ServingStatus::NotServing)
+        );
+    }
     assert_eq!(
         grpc_health(&channel, "liveness").await,
         Ok(ServingStatus::Serving)

@@ -9,10 +9,11 @@ use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, ProcessingRe
 use envoy_types::pb::google::protobuf::value::Kind;
 use sidestep::decide::policy::{Bypass, OnNoPrefill};
 use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
+use sidestep::extproc::conformance::Conformance;
 use sidestep::extproc::counters::Counters;
 use sidestep::extproc::server::{Limits, Settings, Tls, serve, tls_material};
 use sidestep::extproc::wire::MetadataKeys;
-use sidestep::fleet::{PodSpec, Probe, Roster};
+use sidestep::fleet::{Listed, PodSpec, Probe, Roster};
 use sidestep::kv::index::Index;
 use sidestep::load::Ledger;
 use sidestep::names::{Endpoint, ModelName};
@@ -63,6 +64,7 @@ fn pod(endpoint: &str, role: Role) -> PodSpec {
         kv_blocks: None,
         prefill_batch_tokens: None,
         probe: Probe::Off,
+        listed: Listed::Ready,
     }
 }
 
@@ -95,6 +97,7 @@ impl Bench {
             limits: Limits::default(),
             tls: tls_material(&Tls::Plaintext).unwrap(),
             metadata: MetadataKeys::default(),
+            conformance: Conformance::Disabled,
             counters: Arc::clone(&counters),
         };
         let served = Arc::clone(&picker);
@@ -313,6 +316,35 @@ async fn without_a_pod_the_client_gets_a_503_and_routing_nothing() {
     };
     assert_eq!(immediate.status.unwrap().code, 503);
     assert!(!String::from_utf8(immediate.body).unwrap().contains(FORGED));
+}
+
+#[tokio::test]
+async fn only_generations_that_were_served_count_as_times_to_the_first_bytes() {
+    let bench = Bench::pair(Bypass::Always).await;
+    let timed = || {
+        bench
+            .picker
+            .metrics()
+            .encode()
+            .contains("first_bytes_seconds_count")
+    };
+    let answer = async |status: &str, generation: bool| {
+        let mut gateway = bench.gateway().await;
+        match generation {
+            true => ask(&gateway, &[], &prompt()),
+            false => gateway.headers("GET", "/v1/models", true),
+        }
+        gateway.message().await;
+        let headers = http_headers(&[(":status", status)], false);
+        gateway.tell(Ask::ResponseHeaders(headers));
+        gateway.tell(Ask::ResponseBody(http_body(b"{}", true)));
+        until("the answer is over", || bench.booked().0 == 0).await;
+    };
+    answer("503", true).await;
+    answer("200", false).await;
+    assert!(!timed());
+    answer("200", true).await;
+    assert!(timed());
 }
 
 /// Report 26, as the client sees it: a policy that insists on remote prefill says what it lacks.

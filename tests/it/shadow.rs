@@ -119,11 +119,15 @@ fn a_shadow_may_refuse_what_is_served() {
 
 #[test]
 fn a_shadow_that_scores_otherwise_looks_at_every_pod_again() {
-    let pods = snapshot([holding(decode(0), 640), {
-        let mut pod = holding(decode(2), 320);
-        pod.cached.host = pod.cached.device;
-        pod
-    }, prefill(1)]);
+    let pods = snapshot([
+        holding(decode(0), 640),
+        {
+            let mut pod = holding(decode(2), 320);
+            pod.cached.host = pod.cached.device;
+            pod
+        },
+        prefill(1),
+    ]);
     let mut other = isl();
     other.scoring.host_tier = ratio(1.0);
     other.scoring.overlap_credit = ratio(0.1);
@@ -200,7 +204,11 @@ async fn a_shadow_from_a_file_is_recorded_never_obeyed_and_follows_its_file() {
     let never = yaml("main", "{type: Never}", "  shadow: {file: shadow.yaml}\n");
     write(folder.path(), "sidestep.yaml", CONFIG);
     write(folder.path(), "policy.yaml", &never);
-    write(folder.path(), "shadow.yaml", &yaml("candidate", "{type: Always}", ""));
+    write(
+        folder.path(),
+        "shadow.yaml",
+        &yaml("candidate", "{type: Always}", ""),
+    );
     let app = started(folder.path()).await;
 
     assert_eq!(pick(&app).await, "remote");
@@ -208,26 +216,49 @@ async fn a_shadow_from_a_file_is_recorded_never_obeyed_and_follows_its_file() {
     assert_eq!(shadow["policy"], "candidate");
     assert_eq!(shadow["route"], "local");
     assert_eq!(shadow["because"], "policy_always");
-    assert_eq!((&shadow["bypass"], &shadow["agrees"]), (&true.into(), &false.into()));
+    assert_eq!(
+        (&shadow["bypass"], &shadow["agrees"]),
+        (&true.into(), &false.into())
+    );
     let metrics = app.picker().metrics().encode();
     let series = "sidestep_shadow_decisions_total{route=\"remote\",shadow_route=\"local\",\
                   because=\"policy_never\",shadow_because=\"policy_always\"} 1";
     assert!(metrics.contains(series), "{metrics}");
-    assert!(metrics.contains("sidestep_shadow_would_bypass_total 1"), "{metrics}");
+    assert!(
+        metrics.contains("sidestep_shadow_would_bypass_total 1"),
+        "{metrics}"
+    );
 
     // A bad edit leaves the candidate, and the policy in force, as they are.
     write(folder.path(), "shadow.yaml", "kind: Nonsense");
-    until(|| app.picker().metrics().encode().contains("sidestep_config_reload_failures_total 1")).await;
+    until(|| {
+        app.picker()
+            .metrics()
+            .encode()
+            .contains("sidestep_config_reload_failures_total 1")
+    })
+    .await;
     assert_eq!(pick(&app).await, "remote");
     assert_eq!(last(&app)["shadow"]["because"], "policy_always");
 
-    write(folder.path(), "shadow.yaml", &yaml("candidate", "{type: Never}", ""));
-    until(|| matches!(&*app.picker().in_shadow(), InShadow::Policy(policy) if policy.generation == 2)).await;
+    write(
+        folder.path(),
+        "shadow.yaml",
+        &yaml("candidate", "{type: Never}", ""),
+    );
+    until(
+        || matches!(&*app.picker().in_shadow(), InShadow::Policy(policy) if policy.generation == 2),
+    )
+    .await;
     assert_eq!(pick(&app).await, "remote");
     assert_eq!(last(&app)["shadow"]["agrees"], true);
 
     // The policy in force lets go of its shadow.
-    write(folder.path(), "policy.yaml", &yaml("main", "{type: Always}", ""));
+    write(
+        folder.path(),
+        "policy.yaml",
+        &yaml("main", "{type: Always}", ""),
+    );
     until(|| *app.picker().in_shadow() == InShadow::Nothing).await;
     assert_eq!(pick(&app).await, "local");
     assert_eq!(last(&app)["shadow"], serde_json::Value::Null);
@@ -240,11 +271,17 @@ async fn a_shadow_known_by_name_alone_is_a_condition_not_an_error() {
     let named = yaml("main", "{type: Never}", "  shadow: {name: elsewhere}\n");
     write(folder.path(), "policy.yaml", &named);
     let loaded = sidestep::config::load(&folder.path().join("sidestep.yaml")).unwrap();
-    let warned = loaded.warnings.iter().any(|warning| warning.path == "spec.shadow");
+    let warned = loaded
+        .warnings
+        .iter()
+        .any(|warning| warning.path == "spec.shadow");
     assert!(warned, "{:?}", loaded.warnings);
     let app = App::start(loaded).await.unwrap();
     let metrics = app.picker().metrics().encode();
-    assert!(metrics.contains("sidestep_shadow_unresolved 1"), "{metrics}");
+    assert!(
+        metrics.contains("sidestep_shadow_unresolved 1"),
+        "{metrics}"
+    );
     let summary = serde_json::to_value(app.picker().policy_summary()).unwrap();
     assert_eq!(summary["shadow"]["state"], "unresolved");
     assert_eq!(summary["shadow"]["name"], "elsewhere");
@@ -256,16 +293,38 @@ fn faults_of_a_shadow_stop_the_start_and_are_reported_with_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let file = "  shadow: {file: shadow.yaml}\n";
     write(folder.path(), "sidestep.yaml", CONFIG);
-    write(folder.path(), "policy.yaml", &yaml("main", "{type: Never}", file));
-    write(folder.path(), "shadow.yaml", &yaml("candidate", "{type: Sometimes}", ""));
+    write(
+        folder.path(),
+        "policy.yaml",
+        &yaml("main", "{type: Never}", file),
+    );
+    write(
+        folder.path(),
+        "shadow.yaml",
+        &yaml("candidate", "{type: Sometimes}", ""),
+    );
     let faults = sidestep::config::load(&folder.path().join("sidestep.yaml")).unwrap_err();
-    assert!(faults.to_string().contains("shadow.yaml, line 5"), "{faults}");
+    assert!(
+        faults.to_string().contains("shadow.yaml, line 5"),
+        "{faults}"
+    );
     let faults = sidestep::config::check(&folder.path().join("policy.yaml")).unwrap_err();
-    assert!(faults.to_string().contains("shadow.yaml, line 5"), "{faults}");
+    assert!(
+        faults.to_string().contains("shadow.yaml, line 5"),
+        "{faults}"
+    );
 
-    write(folder.path(), "shadow.yaml", &yaml("candidate", "{type: Never}", "  shadow: {name: third}\n"));
+    write(
+        folder.path(),
+        "shadow.yaml",
+        &yaml("candidate", "{type: Never}", "  shadow: {name: third}\n"),
+    );
     let warnings = sidestep::config::check(&folder.path().join("policy.yaml")).unwrap();
-    assert!(warnings.iter().any(|warning| warning.to_string().contains("no shadow of its own")));
+    assert!(
+        warnings
+            .iter()
+            .any(|warning| warning.to_string().contains("no shadow of its own"))
+    );
 }
 
 #[test]

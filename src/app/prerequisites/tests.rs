@@ -32,6 +32,8 @@ fn isl() -> Policy {
 
 fn pod(slot: u16, role: Role, kv_source: &'static str, missing: &[Prerequisite]) -> PodStatus {
     PodStatus {
+        kv_capacity_blocks: None,
+        prefill_capacity_tokens: None,
         name: format!("d{slot}").into(),
         endpoint: String::new(),
         role,

@@ -66,7 +66,7 @@ impl Urls {
     pub(super) fn invitation(&self) -> String {
         format!(
             "\nrunning until Ctrl-C; try\n\n  curl -i {} -H 'content-type: application/json' \\\n    -d '{{\"model\": \"{MODEL}\", \"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}], \"max_tokens\": 16}}'\n\n  \
-             decisions  http://{admin}/v1/decisions\n  pods       http://{admin}/v1/pods\n  metrics    http://{admin}/metrics\n\n",
+             page       http://{admin}/\n  decisions  http://{admin}/v1/decisions\n  pods       http://{admin}/v1/pods\n  metrics    http://{admin}/metrics\n\n",
             self.chat(),
             admin = self.admin,
         )

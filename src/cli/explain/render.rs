@@ -34,7 +34,10 @@ pub fn render(explanation: &Explanation) -> String {
     line("verdict", &verdict(&explanation.verdict));
     line("", &pods_of(&explanation.verdict));
     line("checks", &checks(&explanation.verdict.checks));
-    let flip = match (&explanation.verdict.flip, explanation.verdict.route.as_str()) {
+    let flip = match (
+        &explanation.verdict.flip,
+        explanation.verdict.route.as_str(),
+    ) {
         (Some(flip), _) => flip.as_str(),
         (None, "refused") => "",
         (None, _) => "no single threshold would change it",
@@ -161,8 +164,16 @@ fn spaced(word: &str) -> String {
 fn table(pods: &[PodLine]) -> String {
     let mut rows = vec![
         [
-            "pod", "role", "state", "kv events", "cached tokens", "booked", "kv used", "local",
-            "prefill", "decode",
+            "pod",
+            "role",
+            "state",
+            "kv events",
+            "cached tokens",
+            "booked",
+            "kv used",
+            "local",
+            "prefill",
+            "decode",
         ]
         .map(str::to_owned),
     ];
@@ -189,7 +200,9 @@ fn table(pods: &[PodLine]) -> String {
     let mut text = String::new();
     for row in &rows {
         let cells = row.iter().zip(widths);
-        let line: Vec<String> = cells.map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let line: Vec<String> = cells
+            .map(|(cell, width)| format!("{cell:<width$}"))
+            .collect();
         let _ = writeln!(text, "{}", line.join("  ").trim_end());
     }
     text
@@ -211,7 +224,10 @@ fn booked(pod: &PodLine) -> String {
 }
 
 fn used(pod: &PodLine) -> String {
-    let of = pod.kv_capacity.value.map_or("?".to_owned(), |blocks| blocks.to_string());
+    let of = pod
+        .kv_capacity
+        .value
+        .map_or("?".to_owned(), |blocks| blocks.to_string());
     match &pod.engine {
         Some(engine) => format!("{:.0} % of {of}", engine.kv_usage * 100.0),
         None => format!("? of {of}"),
@@ -228,9 +244,12 @@ fn standing(standing: &Standing) -> String {
     }
 }
 
+/// How a pod stands for one purpose.
+type Column = fn(&PodLine) -> &Standing;
+
 /// The costs of the selected pods by their terms.
 fn terms(pods: &[PodLine]) -> String {
-    let columns: [(&str, fn(&PodLine) -> &Standing); 3] = [
+    let columns: [(&str, Column); 3] = [
         ("local", |pod| &pod.local),
         ("prefill", |pod| &pod.prefill),
         ("decode", |pod| &pod.decode),
@@ -241,7 +260,11 @@ fn terms(pods: &[PodLine]) -> String {
         let Some((pod, cost)) = selected.and_then(|pod| Some((pod, column(pod).cost?))) else {
             continue;
         };
-        let start = if text.is_empty() { "\ncost, in blocks\n" } else { "" };
+        let start = if text.is_empty() {
+            "\ncost, in blocks\n"
+        } else {
+            ""
+        };
         let name = pod.name.as_ref().unwrap_or(&pod.endpoint);
         let _ = writeln!(
             text,

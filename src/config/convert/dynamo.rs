@@ -76,10 +76,8 @@ impl Default for Told {
 pub fn from_dynamo(from: Settings<'_>, queue: Option<f64>) -> Result<Converted, Diagnostics> {
     let mut notes = Notes::default();
     let (mut told, origin) = match from {
-        Settings::Text(source, origin) if source.trim_start().starts_with('{') => {
-            (json(source, origin)?, origin)
-        }
-        Settings::Text(source, origin) => (flags(source, origin)?, origin),
+        Settings::Text(source, origin) if has_flags(source) => (flags(source, origin)?, origin),
+        Settings::Text(source, origin) => (json(source, origin)?, origin),
         Settings::Environment(variables) => {
             (environment(variables, &mut notes), Path::new("environment"))
         }
@@ -171,6 +169,12 @@ fn number(node: &Node, expected: &str, report: &mut Report) -> Option<f64> {
         report.fault(node.id, Wrong::new(expected, node.to_string()));
     }
     fits
+}
+
+/// Whether this is a command line, not JSON.
+fn has_flags(source: &str) -> bool {
+    !source.trim_start().starts_with(['{', '['])
+        && source.split_whitespace().any(|word| word.starts_with("--"))
 }
 
 /// Reads the flags out of a command line, or of any text in which they stand.

@@ -7,6 +7,7 @@
 //! fault gives no value.
 
 mod bypass;
+mod kubernetes;
 pub(crate) mod pods;
 pub(crate) mod policy;
 mod policy_lint;

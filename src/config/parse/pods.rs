@@ -10,7 +10,7 @@ use crate::config::parse::{Reading, values};
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole, WordOr};
 use crate::decide::snapshot::{LocalPrefill, Role};
-use crate::fleet::{KvEventsSpec, MAX_PODS, PodSpec, Probe};
+use crate::fleet::{KvEventsSpec, Listed, MAX_PODS, PodSpec, Probe};
 use crate::names::{Endpoint, ModelName};
 use crate::units::{BlockSize, Blocks, Tokens};
 use std::collections::HashSet;
@@ -89,15 +89,7 @@ fn pod(raw: &raw::Pod, seen: &mut Seen, reading: &mut Reading<'_>) -> Option<Pod
             values::word(text, &words.map(|role| (role.as_str(), role)))
         },
     );
-    let local_prefill = reading.or(&raw.local_prefill, LocalPrefill::Able, |text| {
-        values::word(
-            text,
-            &[
-                ("able", LocalPrefill::Able),
-                ("unable", LocalPrefill::Unable),
-            ],
-        )
-    });
+    let local_prefill = local_prefill(&raw.local_prefill, reading);
     if role == Some(Role::Prefill) {
         let why = "the pod does not decode";
         reading.no_effect(&raw.local_prefill, why);
@@ -123,6 +115,18 @@ fn pod(raw: &raw::Pod, seen: &mut Seen, reading: &mut Reading<'_>) -> Option<Pod
         kv_blocks: size.kv_blocks,
         prefill_batch_tokens: size.prefill_tokens,
         probe,
+        listed: Listed::Ready,
+    })
+}
+
+/// Whether requests may skip remote prefill.
+pub(super) fn local_prefill(field: &Field<Text>, reading: &mut Reading<'_>) -> LocalPrefill {
+    let words = [
+        ("able", LocalPrefill::Able),
+        ("unable", LocalPrefill::Unable),
+    ];
+    reading.or(field, LocalPrefill::Able, |text| {
+        values::word(text, &words)
     })
 }
 
@@ -150,14 +154,16 @@ fn kv_events(raw: &Field<raw::KvEvents>, reading: &mut Reading<'_>) -> Option<Kv
     })
 }
 
+/// What is known about the size of a pod.
 #[derive(Default)]
-struct Sizes {
-    kv_blocks: Option<Blocks>,
-    prefill_tokens: Option<Tokens>,
-    block_size: Option<BlockSize>,
+pub(super) struct Sizes {
+    pub(super) kv_blocks: Option<Blocks>,
+    pub(super) prefill_tokens: Option<Tokens>,
+    pub(super) block_size: Option<BlockSize>,
 }
 
-fn capacity(raw: &Field<raw::Capacity>, reading: &mut Reading<'_>) -> Sizes {
+/// What is known about the size of a pod.
+pub(super) fn capacity(raw: &Field<raw::Capacity>, reading: &mut Reading<'_>) -> Sizes {
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return Sizes::default();
     };
@@ -179,7 +185,8 @@ pub(crate) fn block_size(raw: &Field<Whole>, reading: &mut Reading<'_>) -> Optio
         .and_then(BlockSize::new)
 }
 
-fn probe(raw: &Field<WordOr<raw::Probe>>, reading: &mut Reading<'_>) -> Probe {
+/// How a pod is asked for its numbers.
+pub(super) fn probe(raw: &Field<WordOr<raw::Probe>>, reading: &mut Reading<'_>) -> Probe {
     let path = match raw.given().map(|spot| &spot.value) {
         Some(WordOr::Word(_)) => {
             let off = |raw: &WordOr<raw::Probe>| match raw {

@@ -86,6 +86,33 @@ pub(crate) fn spec(raw: &raw::PolicySpec, name: Arc<str>, reading: &mut Reading<
     }
 }
 
+/// A policy called `name` that says nothing: every request is prefilled remotely.
+pub(crate) fn never(name: Arc<str>) -> Spec {
+    Spec {
+        policy: Policy {
+            name,
+            generation: 1,
+            rules: vec![remainder()],
+            scoring: Scoring::default(),
+            session_affinity: SessionAffinity::Off,
+            client_pins: ClientPins::Ignore,
+        },
+        handoff: Handoff::DecodeFirst,
+        shadow: Shadow::Off,
+        target: None,
+    }
+}
+
+/// The rule for what no rule mentions.
+fn remainder() -> Rule {
+    Rule {
+        matches: Match::default(),
+        bypass: Bypass::Never,
+        gate: DecodeGate::Off,
+        on_no_prefill: OnNoPrefill::Local,
+    }
+}
+
 /// The rules in order. Unless the last one matches everything already, a rule follows that does, and
 /// that never bypasses: what no rule mentions is prefilled remotely.
 fn rules(raw: &raw::PolicySpec, reading: &mut Reading<'_>) -> Vec<Rule> {
@@ -102,12 +129,7 @@ fn rules(raw: &raw::PolicySpec, reading: &mut Reading<'_>) -> Vec<Rule> {
         .last()
         .is_none_or(|rule| rule.matches != Match::default())
     {
-        rules.push(Rule {
-            matches: Match::default(),
-            bypass: Bypass::Never,
-            gate: DecodeGate::Off,
-            on_no_prefill: OnNoPrefill::Local,
-        });
+        rules.push(remainder());
     }
     rules
 }

@@ -7,7 +7,7 @@
 use crate::config::node::NodeId;
 use crate::config::parse::Reading;
 use crate::config::raw;
-use crate::config::rules::BypassType;
+use crate::config::rules::{BypassType, MOST_RULES};
 use crate::config::shape::{Field, Number, Spot};
 use crate::decide::policy::{Match, Rule};
 
@@ -27,6 +27,10 @@ pub(crate) fn rules(
         let at = raw.given().map_or(at, |list| list.at);
         let message = "without rules, remote prefill is never skipped";
         reading.report.warn(at, message);
+    }
+    if MOST_RULES < spots.len() {
+        // That is a fault; comparing them all with each other would only take long.
+        return;
     }
     for (index, (rule, spot)) in rules.iter().zip(spots).enumerate() {
         let earlier = rules[..index]

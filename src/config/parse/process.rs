@@ -6,16 +6,16 @@
 
 use crate::config::diagnostic::Wrong;
 use crate::config::node::NodeId;
-use crate::config::parse::{Reading, pods, policy, values};
+use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
-    Admin, DataPlane, Explain, Export, IndexLimits, Limits, Listen, MetadataKey, ModelConfig, Process, Source,
-    Telemetry, Template, Tls, Tokenizer,
+    Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
+    ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls,
+    Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
 use crate::fleet::PodSpec;
 use crate::names::ModelName;
-use crate::units::Ratio;
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -42,17 +42,18 @@ pub(crate) struct Parsed {
 pub(crate) fn document(raw: &raw::Process, reading: &mut Reading<'_>) -> Parsed {
     reading.version(&raw.api_version, &raw.kind, raw.at, KIND);
     let (pod_source, pods) = pod_source(raw, reading);
-    let (policy_source, policy) = policy_source(raw, reading);
+    let (policy_source, policy) = policy_source(raw, &pod_source, reading);
+    let listen = listen(&raw.listen, reading);
     Parsed {
         process: Process {
-            listen: listen(&raw.listen, reading),
+            listen,
+            admin: admin(raw, listen, reading),
             tls: tls(&raw.tls, reading),
             limits: limits(&raw.limits, reading),
             pods: pod_source,
             policy: policy_source,
             index: index(&raw.index, reading),
             telemetry: telemetry(&raw.telemetry, reading),
-            admin: admin(&raw.admin, reading),
             data_plane: data_plane(&raw.data_plane, reading),
         },
         models: models(&raw.models, reading),
@@ -61,33 +62,68 @@ pub(crate) fn document(raw: &raw::Process, reading: &mut Reading<'_>) -> Parsed 
     }
 }
 
-fn pod_source(raw: &raw::Process, reading: &mut Reading<'_>) -> (Source, Option<Vec<PodSpec>>) {
-    let expected = "a file of pods, or an inline list";
+fn pod_source(raw: &raw::Process, reading: &mut Reading<'_>) -> (PodSource, Option<Vec<PodSpec>>) {
+    let expected = "a file of pods, an inline list, or a pool in a cluster";
     let Some(Spot { at, value: raw }) = given(&raw.pods, (raw.at, "pods"), expected, reading)
     else {
-        return (Source::Inline, None);
+        return (PodSource::Inline, None);
     };
-    either(&raw.file, &raw.inline, *at, reading);
+    let given = [
+        !matches!(raw.file, Field::Absent),
+        !matches!(raw.inline, Field::Absent),
+        !matches!(raw.kubernetes, Field::Absent),
+    ];
+    one_of(given, *at, reading);
     let inline = raw.inline.given();
     let pods = inline.map(|list| pods::pods(list.at, &list.value, reading));
+    if let Some(section) = raw.kubernetes.given() {
+        let discovery = kubernetes::pods(&section.value, reading);
+        let source = discovery.map_or(PodSource::Inline, |discovery| {
+            PodSource::Kubernetes(Box::new(discovery))
+        });
+        // None is known yet.
+        return (source, Some(Vec::new()));
+    }
     match reading.file(&raw.file) {
-        Some(path) => (Source::File(path), pods),
-        None => (Source::Inline, pods),
+        Some(path) => (PodSource::File(path), pods),
+        None => (PodSource::Inline, pods),
     }
 }
 
-fn policy_source(raw: &raw::Process, reading: &mut Reading<'_>) -> (Source, Option<policy::Spec>) {
-    let expected = "a file with a policy, or the spec of an inline one";
+fn policy_source(
+    raw: &raw::Process,
+    pods: &PodSource,
+    reading: &mut Reading<'_>,
+) -> (PolicySource, Option<policy::Spec>) {
+    let in_cluster = raw.pods.given().is_some_and(|pods| {
+        !matches!(pods.value.kubernetes, Field::Absent)
+    });
+    let of_pods = match pods {
+        PodSource::Kubernetes(discovery) => kubernetes::OfPods::Pool(discovery),
+        _ if in_cluster => kubernetes::OfPods::Faulty,
+        PodSource::Inline | PodSource::File(_) => kubernetes::OfPods::Elsewhere,
+    };
+    let expected = "a file with a policy, the spec of an inline one, or those of a cluster";
     let Some(Spot { at, value: raw }) = given(&raw.policy, (raw.at, "policy"), expected, reading)
     else {
-        return (Source::Inline, None);
+        return (PolicySource::Inline, None);
     };
-    either(&raw.file, &raw.inline, *at, reading);
+    let given = [
+        !matches!(raw.file, Field::Absent),
+        !matches!(raw.inline, Field::Absent),
+        !matches!(raw.kubernetes, Field::Absent),
+    ];
+    one_of(given, *at, reading);
     let inline = raw.inline.given();
     let policy = inline.map(|spec| policy::spec(&spec.value, Arc::from(INLINE_POLICY), reading));
+    if let Some(section) = raw.kubernetes.given() {
+        let (objects, default) = kubernetes::policy(&section.value, of_pods, reading);
+        let source = objects.map_or(PolicySource::Inline, PolicySource::Kubernetes);
+        return (source, Some(default));
+    }
     match reading.file(&raw.file) {
-        Some(path) => (Source::File(path), policy),
-        None => (Source::Inline, policy),
+        Some(path) => (PolicySource::File(path), policy),
+        None => (PolicySource::Inline, policy),
     }
 }
 
@@ -104,16 +140,16 @@ fn given<'a, T>(
     field.given()
 }
 
-/// Demands exactly one of `file` and `inline` in the section `at`.
-fn either<F, I>(file: &Field<F>, inline: &Field<I>, at: NodeId, reading: &mut Reading<'_>) {
-    let found = match (file, inline) {
-        (Field::Absent, Field::Absent) => "neither",
-        (Field::Given(_), Field::Given(_)) => "both",
-        _ => return,
+/// Demands exactly one of file, inline and kubernetes in the section `at`.
+fn one_of(given: [bool; 3], at: NodeId, reading: &mut Reading<'_>) {
+    let found = match given.iter().filter(|given| **given).count() {
+        1 => return,
+        0 => "none of them",
+        _ => "several of them",
     };
     reading
         .report
-        .fault(at, Wrong::new("either file or inline", found));
+        .fault(at, Wrong::new("one of file, inline and kubernetes", found));
 }
 
 fn listen(raw: &Field<raw::Listen>, reading: &mut Reading<'_>) -> Listen {
@@ -152,6 +188,38 @@ fn listen(raw: &Field<raw::Listen>, reading: &mut Reading<'_>) -> Listen {
 fn clash(a: SocketAddr, b: SocketAddr) -> bool {
     let shared = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
     a.port() != 0 && a.port() == b.port() && shared
+}
+
+fn admin(raw: &raw::Process, listen: Listen, reading: &mut Reading<'_>) -> Admin {
+    let mut admin = Admin::default();
+    if let Some(Spot { value: section, .. }) = raw.admin.given() {
+        if let Some(Spot { at, value: token }) = section.token.given() {
+            if let Field::Absent = token.file {
+                reading.report.missing(*at, "file", "the path of a file");
+            }
+            if let Some(path) = reading.file(&token.file) {
+                admin.access = AdminAccess::TokenFile(path);
+            }
+        }
+        let words = [
+            ("Enabled", Explain::Enabled),
+            ("Disabled", Explain::Disabled),
+        ];
+        admin.explain = reading.or(&section.explain, Explain::Disabled, |text| {
+            values::word(text, &words)
+        });
+        admin.trace_link = reading.optional(&section.trace_link, values::trace_link);
+    }
+    let token = raw.admin.given().map(|spot| &spot.value.token);
+    if !listen.admin.ip().is_loopback()
+        && matches!(token, None | Some(Field::Absent))
+        && let Some(spot) = raw.listen.given().and_then(|spot| spot.value.admin.given())
+    {
+        let message = "is reached over the network and there is no admin.token: there, only metrics and \
+                       health are answered; pods, policy and decisions are shown on loopback";
+        reading.report.warn(spot.at, message);
+    }
+    admin
 }
 
 fn tls(raw: &Field<raw::Tls>, reading: &mut Reading<'_>) -> Tls {
@@ -330,22 +398,18 @@ fn index(raw: &Field<raw::Index>, reading: &mut Reading<'_>) -> IndexLimits {
 }
 
 fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetry {
-    let mut telemetry = Telemetry {
-        export: Export::Off,
-        service_name: Arc::from("sidestep"),
-        sample_ratio: Ratio::ONE,
-        resource: Vec::new(),
-    };
+    let mut telemetry = Telemetry::default();
     let Some(Spot { value: raw, .. }) = raw.given() else {
         return telemetry;
     };
-    telemetry.export = reading.or(&raw.otlp_endpoint, Export::Off, |text| {
-        values::url(text).map(Export::Otlp)
-    });
-    telemetry.service_name = reading.or(&raw.service_name, telemetry.service_name, values::name);
-    telemetry.sample_ratio = reading.or(&raw.sample_ratio, telemetry.sample_ratio, |value| {
-        values::ratio(value, 1.0)
-    });
+    let words = [
+        ("grpc", Protocol::Grpc),
+        ("http/protobuf", Protocol::HttpProtobuf),
+    ];
+    telemetry.endpoint = reading.optional(&raw.otlp_endpoint, values::url);
+    telemetry.protocol = reading.optional(&raw.otlp_protocol, |text| values::word(text, &words));
+    telemetry.service_name = reading.optional(&raw.service_name, values::name);
+    telemetry.sample_ratio = reading.optional(&raw.sample_ratio, |value| values::ratio(value, 1.0));
     if let Some(Spot { value: map, .. }) = raw.resource.given() {
         for (key, spot) in &map.0 {
             match (values::name(key), values::label(&spot.value)) {
@@ -354,30 +418,20 @@ fn telemetry(raw: &Field<raw::Telemetry>, reading: &mut Reading<'_>) -> Telemetr
             }
         }
     }
-    if telemetry.export == Export::Off {
-        let why = "there is no otlpEndpoint, so nothing is exported";
-        reading.no_effect(&raw.sample_ratio, why);
-    }
     telemetry
-}
-
-fn admin(raw: &Field<raw::Admin>, reading: &mut Reading<'_>) -> Admin {
-    let words = [
-        ("Enabled", Explain::Enabled),
-        ("Disabled", Explain::Disabled),
-    ];
-    let raw = raw.given().map(|spot| &spot.value);
-    Admin {
-        explain: raw.map_or(Explain::Disabled, |raw| {
-            reading.or(&raw.explain, Explain::Disabled, |text| {
-                values::word(text, &words)
-            })
-        }),
-    }
 }
 
 fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPlane {
     let raw = raw.given().map(|spot| &spot.value);
+    let conformance = raw.map_or(Conformance::Disabled, |raw| {
+        let words = [
+            ("Disabled", Conformance::Disabled),
+            ("Enabled", Conformance::Enabled),
+        ];
+        reading.or(&raw.conformance, Conformance::Disabled, |text| {
+            values::word(text, &words)
+        })
+    });
     let mut key = |field: Option<&Field<raw::MetadataKey>>, namespace: &str, key: &str| {
         let raw = field.and_then(Field::given).map(|spot| &spot.value);
         let mut text = |field: Option<&Field<Text>>, default: &str| match field {
@@ -405,5 +459,6 @@ fn data_plane(raw: &Field<raw::DataPlane>, reading: &mut Reading<'_>) -> DataPla
             "envoy.lb",
             "x-gateway-destination-endpoint-served",
         ),
+        conformance,
     }
 }

@@ -251,6 +251,39 @@ pub(crate) fn object_kind(leaf: &Text) -> Result<Arc<str>, Wrong> {
     formed(leaf, &OBJECT_KIND)
 }
 
+/// The key of a Kubernetes label.
+pub(crate) fn label_key(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "the key of a label, such as llm-d.ai/role";
+    leaf.parse(expected, |text| {
+        let (prefix, name) = text.split_once('/').unwrap_or(("a", text));
+        let fits = is_label_value(name)
+            && !name.is_empty()
+            && !prefix.is_empty()
+            && prefix.len() <= LONGEST_NAME
+            && prefix
+                .chars()
+                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c));
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
+/// The value of a Kubernetes label; may be empty.
+pub(crate) fn label_value(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "the value of a label: at most 63 letters, digits, -, _ and .";
+    leaf.parse(expected, |text| {
+        is_label_value(text).then(|| Arc::from(text.as_str()))
+    })
+}
+
+fn is_label_value(text: &str) -> bool {
+    let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let outer = |c: char| c.is_ascii_alphanumeric();
+    text.len() <= 63
+        && text.chars().all(inner)
+        && text.chars().next().is_none_or(outer)
+        && text.chars().next_back().is_none_or(outer)
+}
+
 /// A model name, or the start of one followed by `*`.
 pub(crate) const MODEL_PATTERN: Form = Form::new(
     "a model name, with at most one * and that at its end",
@@ -287,6 +320,19 @@ pub(crate) fn url(leaf: &Text) -> Result<Arc<str>, Wrong> {
     leaf.parse(expected, |text| {
         let uri: http::Uri = text.parse().ok()?;
         let fits = matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
+        fits.then(|| Arc::from(text.as_str()))
+    })
+}
+
+/// The address of a trace, with a place for its id.
+pub(crate) fn trace_link(leaf: &Text) -> Result<Arc<str>, Wrong> {
+    let expected = "an address such as http://jaeger:16686/trace/{trace_id}";
+    leaf.parse(expected, |text| {
+        let uri: http::Uri = text.replace("{trace_id}", "0").parse().ok()?;
+        let fits = matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some()
+            && text.contains("{trace_id}")
+            && text.len() <= LONGEST_TEXT;
         fits.then(|| Arc::from(text.as_str()))
     })
 }

@@ -5,6 +5,7 @@
 //! Invariant: each message is answered at once, in the way of the announced body mode.
 
 use super::{Action, Actions, Flown, Outgoing, Response, Session, Trailers, ignored};
+use crate::extproc::conformance::Conformance;
 use crate::extproc::message::BodyReply;
 use crate::names::Endpoint;
 use bytes::Bytes;
@@ -25,7 +26,13 @@ impl Session {
         if end {
             self.end_response(&mut actions);
         }
-        actions.push(Action::Send(Outgoing::ResponseHeaders(self.decision)));
+        actions.push(Action::Send(Outgoing::ResponseHeaders {
+            decision: self.decision,
+            echo: match self.conformance {
+                Conformance::Disabled => None,
+                Conformance::Enabled => served,
+            },
+        }));
         actions
     }
 

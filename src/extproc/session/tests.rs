@@ -94,7 +94,7 @@ fn say_one(action: &Action) -> String {
         Action::Send(Outgoing::RequestHeaders(None)) => "headers+continue".into(),
         Action::Send(Outgoing::RequestBody(r)) => reply("body", r),
         Action::Send(Outgoing::RequestTrailers) => "trailers".into(),
-        Action::Send(Outgoing::ResponseHeaders(id)) => {
+        Action::Send(Outgoing::ResponseHeaders { decision: id, .. }) => {
             format!("response-headers{}", if id.is_some() { "+id" } else { "" })
         }
         Action::Send(Outgoing::ResponseBody(r)) => reply("response", r),
@@ -723,7 +723,7 @@ impl Ledger {
             Outgoing::ResponseBody(BodyReply::Continue(plan)) => {
                 assert!(!modes.response.returns_bytes() && plan.is_none());
             }
-            Outgoing::ResponseHeaders(_) | Outgoing::ResponseTrailers => {}
+            Outgoing::ResponseHeaders { .. } | Outgoing::ResponseTrailers => {}
             Outgoing::Immediate(_) => self.immediates += 1,
         }
     }

@@ -449,9 +449,13 @@ fn every_status_we_refuse_with_is_one_that_envoy_accepts() {
 #[test]
 fn the_client_is_told_the_decision_id() {
     let response = write(
-        Outgoing::ResponseHeaders(Some(DecisionId::from_raw(0xab))),
+        Outgoing::ResponseHeaders {
+            decision: Some(DecisionId::from_raw(0xab)),
+            echo: Some("10.0.0.1:3000".parse().map(Endpoint).unwrap()),
+        },
         &MetadataKeys::default(),
     );
     let seen = apply(mutation_of(&response), &[(DECISION, "forged")], true);
     assert_eq!(values(&seen, DECISION), ["00000000000000ab"]);
+    assert_eq!(values(&seen, SERVED_ECHO), ["10.0.0.1:3000"]);
 }

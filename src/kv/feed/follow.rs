@@ -114,12 +114,12 @@ impl Follower {
                     }
                     let error = self.follow(connection, connected_before, &mut wait).await;
                     connected_before = true;
-                    tracing::debug!(pod = %self.pod, %error, "kv event connection lost");
+                    tracing::warn!(pod = %self.pod, %error, "kv event connection lost; its cached blocks are not trusted until it is back");
                     self.stats.set_state(State::Lost);
                 }
                 Ok(Err(error)) => {
                     self.stats.count(|stats| stats.connect_failures += 1);
-                    tracing::debug!(pod = %self.pod, %error, "kv event connection failed");
+                    tracing::warn!(pod = %self.pod, %error, "kv event connection failed; check that the engine publishes KV events at kvEvents");
                 }
                 Err(_) => self.stats.count(|stats| stats.connect_failures += 1),
             }

@@ -76,13 +76,20 @@ class Cluster:
     def _child(self, name):
         return next(child for child in self.children if child.name == name)
 
+    def forget(self, key):
+        """Deletes a key of the store behind the API server's back, such as `/registry/pods/NAMESPACE/NAME`."""
+        deleted = self._store("deleterange", {"key": base64.b64encode(key.encode()).decode()}).get("deleted")
+        if deleted != "1":
+            raise StartError(f"etcd: expected to delete {key}, found {deleted or 0} of it")
+
     def _compact(self):
-        def call(path, body):
-            request = urllib.request.Request(f"http://127.0.0.1:{self.etcd_port}/v3/kv/{path}", json.dumps(body).encode())
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return json.load(answer)
-        newest = call("range", {"key": "AA=="})["header"]["revision"]
-        call("compaction", {"revision": newest, "physical": True})
+        newest = self._store("range", {"key": "AA=="})["header"]["revision"]
+        self._store("compaction", {"revision": newest, "physical": True})
+
+    def _store(self, path, body):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.etcd_port}/v3/kv/{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
 
     def _start_with_retry(self):
         # A free port can be taken between the look and the bind: another one is tried.

@@ -123,16 +123,18 @@ local    d1: prefill 6.5 + blocks 123.5 + requests 0.0 = 130.0 (credit for cache
 prefill  prefill-1: prefill 6.5 + blocks 5.5 + requests 0.0 = 12.0 (credit for cached blocks: 98.5)
 ";
     let squeezed = |text: &str| {
-        let lines = text.lines().map(|line| {
-            line.split_whitespace()
-                .collect::<Vec<_>>()
-                .join(" ")
-        });
+        let lines = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         lines.collect::<Vec<_>>()
     };
     assert_eq!(squeezed(&text), squeezed(expected));
     // The columns stand under each other.
-    let rows: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("pod")).take(3).collect();
+    let rows: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("pod"))
+        .take(3)
+        .collect();
     let at = |row: &str, word: &str| row.find(word).map(|byte| row[..byte].chars().count());
     assert_eq!(at(rows[0], "cached"), at(rows[1], "1552"));
     assert_eq!(at(rows[0], "role"), at(rows[2], "prefill  ready"));
@@ -172,7 +174,13 @@ fn a_refusal_names_no_pod_and_a_shadow_that_differs_stands_out() {
         verdict: taken,
     });
     let text = render(&explained);
-    assert!(text.contains("verdict  refused: no_decode_pod (no ready decode pod)\n"), "{text}");
+    assert!(
+        text.contains("verdict  refused: no_decode_pod (no ready decode pod)\n"),
+        "{text}"
+    );
     assert!(!text.contains("flip"), "{text}");
-    assert!(text.contains("shadow   candidate (version 1), rule 0: DIFFERS; local, bypass:"), "{text}");
+    assert!(
+        text.contains("shadow   candidate (version 1), rule 0: DIFFERS; local, bypass:"),
+        "{text}"
+    );
 }

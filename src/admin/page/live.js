@@ -1,0 +1,208 @@
+// The live list of decisions, the reasons behind them, and the figures at the top.
+//
+// At hundreds of decisions a second the list is written at most once per frame, from a ring of ROWS.
+import { $, clock, el, milliseconds, number, percent, plural, share, throttled } from "/page/dom.js";
+import { kind, meaning, settings, tag } from "/page/words.js";
+
+const ROWS = 500;
+/** Decisions kept for filters and figures. */
+const KEPT = 2000;
+/** Decisions that the reasons are counted over. */
+const COUNTED = 500;
+/** Seconds that the rate is taken over. */
+const RATE_SECONDS = 10;
+
+let kept = [];
+let waiting = [];
+let shown = [];
+const byId = new Map();
+const rows = new Map();
+let dirty = new Set();
+const arrivals = [];
+let paused = false;
+let held = false;
+let scheduled = false;
+let missed = 0;
+const filter = { route: "", because: "", pod: "", model: "" };
+
+function matches(one) {
+  if (filter.route === "bypass" ? !one.bypass : filter.route && one.route !== filter.route) return false;
+  if (filter.because && one.because !== filter.because) return false;
+  if (filter.pod && ![one.decode_pod, one.prefill_pod].some((pod) => pod?.toLowerCase().includes(filter.pod))) return false;
+  return !filter.model || (one.model ?? "").toLowerCase().includes(filter.model);
+}
+
+export function decisions({ missed: skipped, records }) {
+  const now = performance.now();
+  missed += skipped;
+  let fresh = records.filter((one) => !byId.has(one.id));
+  if (kept.length || skipped) arrivals.push([now, fresh.length + skipped]);
+  for (const one of fresh) byId.set(one.id, one);
+  kept.push(...fresh);
+  if (kept.length > KEPT) for (const one of kept.splice(0, kept.length - KEPT)) byId.delete(one.id);
+  fresh = fresh.filter(matches);
+  waiting.push(...fresh);
+  // What would leave the ring before it is ever shown need not be kept.
+  if (waiting.length > ROWS) waiting.splice(0, waiting.length - ROWS);
+  schedule();
+}
+
+export function outcomes(list) {
+  for (const outcome of list) {
+    const one = byId.get(outcome.id);
+    if (!one) continue;
+    Object.assign(one, outcome);
+    if (rows.has(outcome.id)) dirty.add(outcome.id);
+  }
+  schedule();
+}
+
+/** What the list knows of a decision. */
+export const brief = (id) => byId.get(id);
+
+function schedule() {
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    write();
+  });
+}
+
+function outcomeCells(one, row) {
+  row.className = one.end === "aborted" || one.status >= 400 ? "aborted" : "";
+  row.cells[7].textContent = milliseconds(one.ttft_ms);
+  row.cells[8].textContent = one.end ? `${one.end === "completed" ? "" : `${one.end} `}${one.status ?? ""}`.trim() || one.end : "running";
+}
+
+function rowOf(one) {
+  const pods = one.prefill_pod ? `${one.prefill_pod} → ${one.decode_pod}` : one.decode_pod;
+  const cell = (text, name) => el("td", { class: name, text });
+  const row = el("tr", {},
+    el("td", {}, el("a", { class: "open", href: `#/decision/${one.id}`, text: clock(one.time_ms) })),
+    el("td", {}, tag(one)),
+    cell(one.because), cell(pods), cell(one.model ?? "–"),
+    cell(number(one.prompt_tokens), "number"), cell(number(one.net_new_tokens), "number"),
+    cell("", "number"), cell(""));
+  row.cells[2].title = meaning(one.because);
+  outcomeCells(one, row);
+  rows.set(one.id, row);
+  return row;
+}
+
+function write() {
+  for (const id of dirty) outcomeCells(byId.get(id) ?? {}, rows.get(id));
+  dirty = new Set();
+  note();
+  if (paused || held || !waiting.length) return;
+  const body = $("live-table").tBodies[0];
+  const scroll = $("live-scroll");
+  const before = scroll.scrollTop;
+  const height = before > 0 ? body.offsetHeight : 0;
+  const fresh = waiting.reverse();
+  waiting = [];
+  const fragment = document.createDocumentFragment();
+  fragment.append(...fresh.map(rowOf));
+  body.prepend(fragment);
+  shown = [...fresh, ...shown];
+  for (const gone of shown.splice(ROWS)) {
+    rows.get(gone.id)?.remove();
+    rows.delete(gone.id);
+  }
+  // Who has scrolled down stays with the rows in view.
+  if (before > 0) scroll.scrollTop = before + body.offsetHeight - height;
+}
+
+function note() {
+  const parts = [];
+  if (paused) parts.push(`Paused; ${plural(waiting.length, "decision")} waiting.`);
+  else if (held) parts.push(`Held while you are in the list; ${plural(waiting.length, "decision")} waiting.`);
+  if (missed) parts.push(`${plural(missed, "decision")} came too fast to be listed.`);
+  if (!parts.length && !kept.length) parts.push("No decision yet.");
+  $("live-note").textContent = parts.join(" ");
+}
+
+function refill() {
+  for (const row of rows.values()) row.remove();
+  rows.clear();
+  shown = [];
+  waiting = kept.filter(matches).slice(-ROWS);
+  const count = waiting.length;
+  const wasHeld = [paused, held];
+  [paused, held] = [false, false];
+  write();
+  [paused, held] = wasHeld;
+  say(`${plural(count, "decision")} match`);
+}
+
+const say = throttled(1000, (text) => {
+  $("live-said").textContent = text;
+});
+
+const median = (values) => {
+  const sorted = values.sort((a, b) => a - b);
+  return sorted.length ? sorted[Math.floor(sorted.length / 2)] : null;
+};
+
+function figure(title, value, more) {
+  return el("div", {}, el("dt", { text: title }), el("dd", {}, value, more ? el("small", { text: ` ${more}` }) : ""));
+}
+
+function figures() {
+  const now = performance.now();
+  while (arrivals.length && arrivals[0][0] < now - RATE_SECONDS * 1000) arrivals.shift();
+  const rate = arrivals.reduce((sum, [, count]) => sum + count, 0) / RATE_SECONDS;
+  const last = kept.slice(-COUNTED);
+  const judged = last.filter((one) => one.because !== "not_generation");
+  const of = (test) => judged.filter(test).length / judged.length;
+  const ttft = (route) => median(judged.filter((one) => one.route === route && one.ttft_ms != null).map((one) => one.ttft_ms));
+  $("figures").replaceChildren(
+    figure("Decisions", rate < 10 ? rate.toFixed(1) : number(rate), "per second"),
+    figure("Bypass", percent(of((one) => one.bypass)), `of the last ${number(judged.length)}`),
+    figure("Remote prefill", percent(of((one) => one.route === "remote"))),
+    figure("TTFT, local", milliseconds(ttft("local")), "median"),
+    figure("TTFT, remote", milliseconds(ttft("remote")), "median"));
+  reasons(last);
+}
+
+function reasons(last) {
+  const counts = new Map();
+  for (const one of last) {
+    const entry = counts.get(one.because) ?? { one, count: 0 };
+    entry.count += 1;
+    counts.set(one.because, entry);
+  }
+  $("why-note").textContent = last.length ? `Over the last ${plural(last.length, "decision")}` : "No decision yet";
+  const sorted = [...counts.values()].sort((a, b) => b.count - a.count || a.one.because.localeCompare(b.one.because));
+  $("reasons").replaceChildren(...sorted.map(({ one, count }) => el("li", {},
+    el("div", { class: "reason-head" }, tag(one), el("code", { text: one.because }), el("span", { class: "share", text: percent(count / last.length) })),
+    el("div", { class: "bar", "aria-hidden": "true" }, share(el("span", { class: kind(one) === "local" ? "" : kind(one) }), count / last.length)),
+    el("p", { class: "reason-meaning", text: meaning(one.because) }))));
+}
+
+export function start() {
+  const form = $("filters");
+  form.because.append(...Object.keys(settings.reasons).map((word) => el("option", { value: word, text: word })));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  form.addEventListener("input", throttled(150, () => {
+    for (const key of Object.keys(filter)) filter[key] = form[key].value.trim().toLowerCase();
+    refill();
+  }));
+  $("pause").addEventListener("click", () => {
+    paused = !paused;
+    $("pause").setAttribute("aria-pressed", String(paused));
+    schedule();
+    note();
+  });
+  const body = $("live-table").tBodies[0];
+  body.addEventListener("focusin", () => {
+    held = true;
+    note();
+  });
+  body.addEventListener("focusout", () => {
+    held = false;
+    schedule();
+  });
+  figures();
+  setInterval(figures, 1000);
+}

@@ -1,0 +1,277 @@
+// Scenarios of the decision page in a real Chromium: node page.mjs SCENARIO, see main.rs.
+import assert from "node:assert/strict";
+import fs from "node:fs";
+import { AXE, open, shot, axe, until } from "./lib.mjs";
+
+const { PAGE, TOKEN, POLICY_FILE, CHAT } = process.env;
+assert.ok(PAGE && AXE, "PAGE names the page");
+
+const count = (page, selector) => page.locator(selector).count();
+const texts = (page, selector) => page.locator(selector).allTextContents();
+
+/** The hidden or shown focus: tag, id and text of what has it. */
+const focus = (page) => page.evaluate(() => {
+  const node = document.activeElement;
+  return { tag: node.tagName, id: node.id, text: node.textContent.trim().slice(0, 60), href: node.getAttribute("href") ?? "" };
+});
+
+/** Presses Tab until `test` holds for what has the focus. */
+async function tabTo(page, test, what) {
+  for (let presses = 0; presses < 60; presses += 1) {
+    await page.keyboard.press("Tab");
+    const found = await focus(page);
+    if (test(found)) return found;
+  }
+  assert.fail(`${what} cannot be reached with the Tab key`);
+}
+
+async function updatesArrive(page, act = async () => {}) {
+  const newest = () => page.locator("#live-table tbody a").first().getAttribute("href");
+  await until("rows", async () => (await count(page, "#live-table tbody tr")) > 0);
+  const before = await newest();
+  await act();
+  await until("a newer decision on top", async () => (await newest()) !== before);
+}
+
+async function trouble() {
+  // A fault of a threshold is an answer of 422, which the console notes.
+  const { page, done } = await open(PAGE, { expected: /status of 422/ });
+  // Five seconds: who is in trouble, and why requests go where they go.
+  await until("the trouble", async () => (await page.textContent("#health")).includes("Unreachable: decode-2"), 5000);
+  assert.match(await page.textContent("#health"), /1 of 6 pods cannot take requests/);
+  assert.equal(await page.getAttribute("#health", "data-state"), "bad");
+  const rows = await texts(page, "#pods-table tbody th");
+  assert.match(rows[0], /^decode-2/, "those in trouble come first");
+  await updatesArrive(page);
+  await until("reasons", async () => (await count(page, "#reasons li")) >= 2);
+  await shot(page, "trouble-light");
+  await axe(page, "now");
+
+  // Filters hold for rows that are there and rows that come.
+  await page.selectOption("#filters select[name=route]", "remote");
+  await until("only remote rows", async () => {
+    const tags = await texts(page, "#live-table tbody .tag");
+    return tags.length > 3 && tags.every((tag) => tag === "remote");
+  });
+  await page.selectOption("#filters select[name=route]", "");
+  await page.fill("#filters input[name=model]", "large");
+  await until("only the large model", async () => {
+    const models = await texts(page, "#live-table tbody td:nth-child(5)");
+    return models.length > 3 && models.every((model) => model === "chat-large");
+  });
+  await page.fill("#filters input[name=model]", "");
+  await page.fill("#filters input[name=pod]", "prefill-2");
+  await until("only pod prefill-2", async () => {
+    const pods = await texts(page, "#live-table tbody td:nth-child(4)");
+    return pods.length > 2 && pods.every((pod) => pod.includes("prefill-2"));
+  });
+  await page.fill("#filters input[name=pod]", "");
+  await page.selectOption("#filters select[name=because]", "prefill_busy").catch(() => assert.fail("reasons can be chosen"));
+  await page.selectOption("#filters select[name=because]", "");
+
+  // Pause holds the list; what came meanwhile follows.
+  await page.click("#pause");
+  const held = await page.locator("#live-table tbody a").first().getAttribute("href");
+  await until("decisions wait", async () => /[1-9]\d* decisions? waiting/.test(await page.textContent("#live-note")));
+  assert.equal(await page.locator("#live-table tbody a").first().getAttribute("href"), held);
+  await page.click("#pause");
+  await until("the list goes on", async () => (await page.locator("#live-table tbody a").first().getAttribute("href")) !== held);
+
+  // By keyboard alone: skip link, views, a decision, back.
+  await page.goto(`${PAGE}/`);
+  await until("rows", async () => (await count(page, "#live-table tbody tr")) > 5);
+  await page.keyboard.press("Tab");
+  assert.equal((await focus(page)).text, "Skip to content");
+  await tabTo(page, (at) => at.id === "theme", "the theme button");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.documentElement.dataset.theme), "dark");
+  await tabTo(page, (at) => at.id === "pause", "the pause button");
+  const link = await tabTo(page, (at) => at.href.startsWith("#/decision/"), "a decision");
+  await page.waitForTimeout(400);
+  assert.equal((await focus(page)).href, link.href, "the row with the focus stays");
+  await page.keyboard.press("Enter");
+  await until("the decision", async () => (await count(page, "#decision-body .checks li, #decision-body .note")) > 0);
+  assert.equal((await focus(page)).id, "decision-title");
+  await until("its pods", async () => (await count(page, "#decision-body tbody tr")) === 6);
+  const words = await page.textContent("#decision-body");
+  assert.match(words, /unreachable/, "a pod that was not considered says why");
+  await shot(page, "decision-dark");
+  await axe(page, "decision, dark");
+  await page.keyboard.press("Escape");
+  await until("the dialog is gone", async () => !(await page.isVisible("#decision")));
+  assert.equal((await focus(page)).href, link.href, "the focus returns");
+  await axe(page, "now, dark");
+  await page.evaluate(() => window.scrollTo(0, 0));
+  await shot(page, "trouble-dark");
+
+  // What if: numbers change, faults are the config's own.
+  await page.click("nav a[data-view=what-if]");
+  await until("an answer", async () => /of the last \d+ decisions/.test(await page.textContent("#wi-note")));
+  await page.selectOption("#wi-rule", "all");
+  await page.selectOption("#wi-type", "Never");
+  await until("none bypasses", async () => /0 bypass/.test((await texts(page, ".tally"))[1]));
+  assert.ok((await count(page, "#wi-table tbody tr")) > 0, "decisions that change are listed");
+  await axe(page, "what if, dark");
+  await shot(page, "what-if-dark");
+  await page.selectOption("#wi-rule", "1");
+  await page.fill("#wi-ratio", "1.5");
+  await until("a fault", async () => (await page.textContent("#wi-ratio-fault")).includes("expected a number from 0 to 1, found 1.5"));
+  assert.equal(await page.getAttribute("#wi-ratio", "aria-invalid"), "true");
+  await page.fill("#wi-ratio", "0.5");
+  await until("no fault", async () => !(await page.isVisible("#wi-ratio-fault")));
+
+  // The policy, and what a change of its file changed.
+  const file = fs.readFileSync(POLICY_FILE, "utf8");
+  fs.writeFileSync(POLICY_FILE, file.replace("effectiveIslThreshold: 512", "effectiveIslThreshold: 640"));
+  await until("generation 2", async () => {
+    await page.click("nav a[data-view=now]");
+    await page.click("nav a[data-view=policy]");
+    await page.waitForTimeout(300);
+    return (await page.textContent("#policy-lead")).includes("generation 2");
+  });
+  assert.deepEqual(await texts(page, "#changes tbody >> nth=0 >> td"), ["rules[1].bypass.effectiveIslThreshold", "512", "640"]);
+  await axe(page, "policy, dark");
+  await shot(page, "policy-dark");
+  await page.click("#theme");
+  await axe(page, "policy");
+  await page.click("nav a[data-view=what-if]");
+  await page.waitForTimeout(500);
+  await axe(page, "what if");
+
+  // A narrow window has no sideways scroll of the page itself.
+  await page.setViewportSize({ width: 420, height: 900 });
+  await page.click("nav a[data-view=now]");
+  await page.waitForTimeout(400);
+  const wide = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+  assert.ok(wide <= 0, `the page is ${wide} px too wide at 420 px`);
+  await shot(page, "narrow");
+  const text = await page.evaluate(() => document.body.innerText);
+  assert.ok(!text.includes("word word"), "no prompt text");
+  await done();
+}
+
+async function token() {
+  const { page, done, requests } = await open(PAGE, { expected: /401/ });
+  await until("the form", async () => page.isVisible("#login"));
+  await axe(page, "login");
+  await shot(page, "login");
+  const plain = await fetch(`${PAGE}/v1/pods`);
+  assert.equal(plain.status, 401);
+  assert.equal(await count(page, "#pods-table tbody tr"), 0);
+  await page.fill("#login-token", "wrong-horse-battery");
+  await page.keyboard.press("Enter");
+  await until("that it is wrong", async () => page.isVisible("#login-fault"));
+  await page.fill("#login-token", TOKEN);
+  await page.keyboard.press("Enter");
+  await updatesArrive(page);
+  assert.equal(await page.isVisible("#login"), false);
+  await page.reload();
+  await updatesArrive(page);
+  assert.equal(await page.evaluate(() => localStorage.length + document.cookie.length), 0, "the token is in the session alone");
+  assert.ok(requests().every((url) => !url.includes(TOKEN)), "the token is in no address");
+  await done();
+}
+
+async function load() {
+  const { page, done } = await open(PAGE);
+  await until("pods", async () => (await count(page, "#pods-map canvas")) === 2, 20000);
+  await until("500 rows", async () => (await count(page, "#live-table tbody tr")) === 500, 30000);
+  const health = await page.textContent("#health");
+  assert.match(health, /of 1,000 pods cannot take requests|of 1000 pods cannot take requests/);
+  await page.evaluate(() => {
+    // How late the page's own work makes a task: that is what a user waits for.
+    const late = [];
+    let last = performance.now();
+    setInterval(() => {
+      const now = performance.now();
+      late.push(now - last - 20);
+      last = now;
+    }, 20);
+    window.lateness = late;
+  });
+  const newest = async () => (await (await fetch(`${PAGE}/v1/decisions?after=0&limit=1000`)).json()).reduce((most, one) => Math.max(most, one.sequence), 0);
+  let rate = 0;
+  // A machine that is busy with other things gives the load late; what counts is a stretch at full load.
+  for (let stretch = 0; stretch < 6 && rate < 450; stretch += 1) {
+    const [began, first] = [performance.now(), await newest()];
+    await page.evaluate(() => window.lateness.splice(0));
+    await page.waitForTimeout(8000);
+    rate = ((await newest()) - first) / ((performance.now() - began) / 1000);
+  }
+  const late = (await page.evaluate(() => window.lateness)).sort((a, b) => a - b);
+  const at = (share) => Math.max(0, Math.round(late[Math.floor(share * (late.length - 1))]));
+  const asked = performance.now();
+  await page.selectOption("#filters select[name=route]", "remote");
+  await until("the filter", async () => {
+    const tags = await page.evaluate(() => [...document.querySelectorAll("#live-table tbody .tag")].map((tag) => tag.textContent));
+    return tags.length > 0 && tags.every((tag) => tag === "remote");
+  });
+  const filter = Math.round(performance.now() - asked);
+  const clicked = performance.now();
+  await page.click("#pause");
+  await page.click("#live-table tbody a >> nth=0");
+  // At this rate the memory of every pod is short; the pods that were chosen are always there.
+  await until("its pods", async () => (await count(page, "#decision-body tbody tr")) >= 1);
+  const opened = Math.round(performance.now() - clicked);
+  assert.match(await page.textContent("#decision-body"), /What was compared/);
+  await shot(page, "load-decision");
+  await page.keyboard.press("Escape");
+  await page.click("#pause");
+  const rows = await count(page, "#live-table tbody tr");
+  const heap = Math.round((await page.evaluate(() => performance.memory?.usedJSHeapSize ?? 0)) / 1e6);
+  console.log(`load: ${rate.toFixed(0)} decisions/s, 1000 pods; tasks late p50 ${at(0.5)} ms, p95 ${at(0.95)} ms, p99 ${at(0.99)} ms; filter ${filter} ms, decision opened ${opened} ms; ${rows} rows, ${heap} MB heap`);
+  await page.evaluate(() => window.scrollTo(0, 0));
+  await shot(page, "load-light");
+  await page.click("#theme");
+  await page.waitForTimeout(1500);
+  await shot(page, "load-dark");
+  assert.ok(rate >= 450, `the load was ${rate.toFixed(0)} decisions/s`);
+  assert.ok(rows <= 500, `${rows} rows`);
+  assert.ok(at(0.95) < 250, `95 % of tasks are less than 250 ms late, found ${at(0.95)}`);
+  // Of these two, most is the picker: a debug build at its limit, on the cores that the browser uses too.
+  assert.ok(filter < 5000 && opened < 15000, `a filter took ${filter} ms, a decision ${opened} ms`);
+  await page.click("#pause");
+  await axe(page, "load, dark");
+  await done();
+}
+
+async function demo() {
+  const { page, done } = await open(PAGE.replace(/\/$/, ""));
+  await until("health", async () => (await page.textContent("#health")).includes("All 5 pods can take requests"), 10000);
+  await updatesArrive(page, async () => {
+    const body = { model: "sidestep-small", messages: [{ role: "user", content: "a secret pineapple" }], max_tokens: 8 };
+    const answer = await fetch(CHAT, { method: "POST", headers: { "content-type": "application/json", "x-session-id": "secret-session" }, body: JSON.stringify(body) });
+    assert.equal(answer.status, 200);
+  });
+  await until("its end", async () => (await page.textContent("#live-table tbody tr >> nth=0")).includes("200"));
+  await until("figures", async () => /\d/.test(await page.textContent("#figures")));
+  await shot(page, "demo-light");
+  await page.selectOption("#filters select[name=route]", "remote");
+  await until("remote rows", async () => {
+    const tags = await texts(page, "#live-table tbody .tag");
+    return tags.length > 0 && tags.every((tag) => tag === "remote");
+  });
+  await page.click("#live-table tbody a >> nth=0");
+  await until("its pods", async () => (await count(page, "#decision-body tbody tr")) === 5);
+  const words = await page.textContent("#decision-body");
+  assert.match(words, /Nearest flip: it would bypass if|no single threshold/);
+  assert.match(words, /prefills/);
+  await shot(page, "demo-decision");
+  await axe(page, "demo decision");
+  await page.keyboard.press("Escape");
+  await page.click("nav a[data-view=what-if]");
+  await page.selectOption("#wi-type", "Always");
+  await until("all bypass", async () => /0 remote/.test((await texts(page, ".tally"))[1] ?? ""));
+  await shot(page, "demo-what-if");
+  const text = await page.evaluate(() => document.documentElement.innerText);
+  assert.ok(!/pineapple|secret-session/.test(text), "neither prompts nor sessions");
+  await done();
+}
+
+const scenarios = { trouble, token, load, demo };
+const scenario = scenarios[process.argv[2]];
+assert.ok(scenario, `one of ${Object.keys(scenarios)}`);
+scenario().then(() => process.exit(0), (error) => {
+  console.error(error);
+  process.exit(1);
+});
