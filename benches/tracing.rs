@@ -173,7 +173,7 @@ fn tracing(variant: &str, receiver: &str) -> Tracing {
 }
 
 fn pod(number: u16) -> PodSpec {
-    let role = if number % 4 == 0 {
+    let role = if number.is_multiple_of(4) {
         Role::Prefill
     } else {
         Role::Decode

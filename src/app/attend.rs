@@ -93,6 +93,11 @@ impl Attendant {
         }
     }
 
+    /// The set of pods, with what is known of where they come from.
+    pub(super) fn roster(&self) -> &Arc<Roster> {
+        &self.roster
+    }
+
     /// Shows the feeds to whoever decides.
     fn publish(&self) {
         let feeds = self.feeds.iter();
@@ -119,18 +124,13 @@ impl Attendant {
         );
         Some((source, Arc::new(feed)))
     }
-
-    /// The set of pods, with what is known of where they come from.
-    pub(super) fn roster(&self) -> &Arc<Roster> {
-        &self.roster
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::decide::snapshot::{LocalPrefill, Role};
-    use crate::fleet::{Listed, Probe};
+    use crate::fleet::Probe;
     use crate::kv::event::{Batch, EngineHash, Event, Skipped, Stored};
     use crate::names::Endpoint;
     use crate::units::Blocks;
@@ -153,7 +153,7 @@ mod tests {
             kv_blocks: Some(Blocks(kv_blocks)),
             prefill_batch_tokens: None,
             probe: Probe::Off,
-            listed: Listed::Ready,
+            listed: crate::fleet::Listed::Ready,
         }
     }
 

@@ -331,7 +331,10 @@ impl Metrics {
     /// Decisions so far, by reason.
     #[must_use]
     pub fn reasons(&self) -> Vec<(Because, u64)> {
-        let counts = self.reasons.iter().map(|count| count.load(Ordering::Relaxed));
+        let counts = self
+            .reasons
+            .iter()
+            .map(|count| count.load(Ordering::Relaxed));
         Because::ALL.iter().copied().zip(counts).collect()
     }
 

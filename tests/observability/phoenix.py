@@ -21,6 +21,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import run
 
+# Its first start builds a database, which takes minutes on a busy machine.
+run.PATIENCE = 900
+
 
 def graphql(base, query):
     body = json.dumps({"query": query}).encode()
