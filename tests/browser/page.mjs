@@ -71,8 +71,10 @@ async function trouble() {
 
   // Pause holds the list; what came meanwhile follows.
   await page.click("#pause");
+  const waiting = async () => Number(/(\d+) decisions? waiting/.exec(await page.textContent("#live-note"))?.[1] ?? 0);
+  await until("decisions wait", async () => (await waiting()) > 5);
   const held = await page.locator("#live-table tbody a").first().getAttribute("href");
-  await until("decisions wait", async () => /[1-9]\d* decisions? waiting/.test(await page.textContent("#live-note")));
+  await until("more decisions wait", async () => (await waiting()) > 15);
   assert.equal(await page.locator("#live-table tbody a").first().getAttribute("href"), held);
   await page.click("#pause");
   await until("the list goes on", async () => (await page.locator("#live-table tbody a").first().getAttribute("href")) !== held);
@@ -268,6 +270,7 @@ async function demo() {
   await axe(page, "demo decision");
   await page.keyboard.press("Escape");
   await page.click("nav a[data-view=what-if]");
+  await until("an answer", async () => /of the last \d+ decisions/.test(await page.textContent("#wi-note")));
   await page.selectOption("#wi-type", "Always");
   await until("all bypass", async () => /0 remote/.test((await texts(page, ".tally"))[1] ?? ""));
   await shot(page, "demo-what-if");
