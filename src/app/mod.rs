@@ -340,6 +340,7 @@ impl App {
             result = &mut serving => result,
             () = stop => {
                 tracing::info!("draining");
+                self.picker.drain();
                 let _ = draining.send(true);
                 serving.await
             }

@@ -90,8 +90,13 @@ impl Flight {
         self.booking.prefill_done();
         let ttft = self.began.elapsed();
         self.span.first_bytes(ttft);
-        self.metrics
-            .first_bytes(self.route, ttft, self.span.trace_id());
+        // An error comes fast, and a list of models is no generation: neither says how long a prompt
+        // takes.
+        let served = self.status.is_none_or(|status| status < 400);
+        if served && self.record.operation.is_some() {
+            self.metrics
+                .first_bytes(self.route, ttft, self.span.trace_id());
+        }
         self.record
             .update(|outcome| outcome.ttft_ms = Some(ttft.as_secs_f64() * 1e3));
     }

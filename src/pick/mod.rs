@@ -50,6 +50,7 @@ use arc_swap::ArcSwap;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Semaphore;
 
@@ -125,6 +126,8 @@ pub struct Picker {
     history: Mutex<History>,
     ids: DecisionIds,
     draws: Draws,
+    /// Whether new requests are to go elsewhere.
+    draining: AtomicBool,
     /// Bounds the prompts that are tokenised at once on blocking threads.
     encoding: Arc<Semaphore>,
 }
@@ -161,6 +164,7 @@ impl Picker {
             history: Mutex::new(history),
             ids: DecisionIds::new(draws.next()),
             draws,
+            draining: AtomicBool::new(false),
             encoding: Arc::new(Semaphore::new(threads)),
         }
     }
@@ -363,6 +367,11 @@ impl Picker {
         self.metrics.generation(in_force.policy.generation);
         self.history.lock().push(&in_force);
         self.in_force.store(Arc::new(in_force));
+    }
+
+    /// Stops being ready, for good: the process is about to end.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
     }
 
     /// Says how the policy stands.

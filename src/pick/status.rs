@@ -11,6 +11,7 @@ use crate::pick::Picker;
 use crate::pick::readable::PolicySummary;
 use serde::Serialize;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// One pod, readable.
@@ -54,9 +55,13 @@ pub struct PodStatus {
 }
 
 impl Picker {
-    /// Whether a decode pod is ready.
+    /// Whether a decode pod is ready, and this process is not about to end.
     #[must_use]
     pub fn ready(&self) -> bool {
+        !self.draining.load(Ordering::Relaxed) && self.decodes()
+    }
+
+    fn decodes(&self) -> bool {
         self.observer
             .roster
             .view()
@@ -68,6 +73,9 @@ impl Picker {
     /// What hinders readiness, in words.
     #[must_use]
     pub fn hindrance(&self) -> String {
+        if self.draining.load(Ordering::Relaxed) {
+            return "draining".to_owned();
+        }
         let mut words = "no decode pod is ready".to_owned();
         if let Some(trouble) = self.observer.roster.watches().trouble() {
             words.push_str("; ");

@@ -245,7 +245,7 @@ pub struct Record {
     prefill: Option<String>,
     prefill_pod: Option<Arc<str>>,
     model: Option<Arc<str>>,
-    operation: Option<&'static str>,
+    pub(crate) operation: Option<&'static str>,
     prompt_tokens: u64,
     counted: &'static str,
     cached_tokens: u64,

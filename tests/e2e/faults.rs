@@ -180,6 +180,9 @@ async fn a_picker_that_is_told_to_end_lets_open_streams_finish() {
         stack.picker_log().contains("draining").then_some(())
     })
     .await;
+    let ready = format!("http://{}/readyz", stack.admin);
+    let (status, _) = stack.client.get(&ready).await.unwrap();
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
     held.say("after").await;
     held.finish().await;
     let rest = response

@@ -318,6 +318,35 @@ async fn without_a_pod_the_client_gets_a_503_and_routing_nothing() {
     assert!(!String::from_utf8(immediate.body).unwrap().contains(FORGED));
 }
 
+#[tokio::test]
+async fn only_generations_that_were_served_count_as_times_to_the_first_bytes() {
+    let bench = Bench::pair(Bypass::Always).await;
+    let timed = || {
+        bench
+            .picker
+            .metrics()
+            .encode()
+            .contains("first_bytes_seconds_count")
+    };
+    let answer = async |status: &str, generation: bool| {
+        let mut gateway = bench.gateway().await;
+        match generation {
+            true => ask(&gateway, &[], &prompt()),
+            false => gateway.headers("GET", "/v1/models", true),
+        }
+        gateway.message().await;
+        let headers = http_headers(&[(":status", status)], false);
+        gateway.tell(Ask::ResponseHeaders(headers));
+        gateway.tell(Ask::ResponseBody(http_body(b"{}", true)));
+        until("the answer is over", || bench.booked().0 == 0).await;
+    };
+    answer("503", true).await;
+    answer("200", false).await;
+    assert!(!timed());
+    answer("200", true).await;
+    assert!(timed());
+}
+
 /// Report 26, as the client sees it: a policy that insists on remote prefill says what it lacks.
 #[tokio::test]
 async fn a_policy_that_insists_on_remote_prefill_refuses_until_a_prefill_pod_is_there() {
