@@ -114,7 +114,10 @@ fn read(body: &[u8]) -> Result<(Edit, usize), Vec<Fault>> {
             faults
                 .map(|finding| Fault {
                     path: finding.path.replacen("spec.rules[0].", "", 1),
-                    message: finding.message,
+                    message: match &*finding.hint {
+                        "" => finding.message,
+                        hint => format!("{}; {hint}", finding.message),
+                    },
                 })
                 .collect::<Vec<_>>()
         })?;

@@ -207,7 +207,11 @@ impl App {
             warnings: Vec::new(),
             content: loaded.policy_content,
         };
-        let standing = Standing::new(&picker, policy, (loaded.pods.clone(), loaded.models.clone()));
+        let standing = Standing::new(
+            &picker,
+            policy,
+            (loaded.pods.clone(), loaded.models.clone()),
+        );
         let mut attendant = Attendant::new(roster, index, sources, ledger);
         attendant.apply(loaded.pods);
         let mut tasks = JoinSet::new();

@@ -28,8 +28,8 @@ pub use load::{
 };
 pub use process::{
     Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
-    ModelConfig, PodSource, PolicyObjects, PolicySource, Process, Protocol, Telemetry, Template, Tls,
-    Tokenizer,
+    ModelConfig, PodSource, PolicyObjects, PolicySource, Process, Protocol, Telemetry, Template,
+    Tls, Tokenizer,
 };
 
 use crate::decide::policy::Policy;

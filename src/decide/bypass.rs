@@ -181,6 +181,11 @@ pub struct Flip {
 /// `coldBypassBelow` that is off. The pods stay those that were chosen.
 #[must_use]
 pub fn nearest_flip(decision: &Decision, policy: &Policy) -> Option<Flip> {
+    // Other outcomes come from no comparison, so no threshold changes them.
+    let judged = decision.because.is_bypass() || decision.route.prefill().is_some();
+    if !judged || decision.because == Because::PrefillPinned {
+        return None;
+    }
     let rule = policy.rule_at(decision.rule);
     let prompt = decision.prompt_tokens;
     let prefill = decision.considered.prefill.as_ref()?;

@@ -191,6 +191,13 @@ fn conclude<'a>(
         return Ok(Conclusion::local(decode, Because::NotGeneration));
     }
     let local = considered.local.as_ref();
+    if ask.kind == AskKind::GenerateSeveral {
+        return match (prefill_pin, local) {
+            (Some(pin), _) => Err(NoRoute::PinnedPodUnavailable(pin)),
+            (None, None) => Err(NoRoute::NoPodCanPrefill),
+            (None, Some(decode)) => Ok(Conclusion::local(decode, Because::SeveralSequences)),
+        };
+    }
     let Some(prefill) = &considered.prefill else {
         return match (prefill_pin, rule.on_no_prefill, local) {
             (Some(pin), _, _) => Err(NoRoute::PinnedPodUnavailable(pin)),
@@ -234,6 +241,9 @@ fn consider(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> Considered {
         return found;
     }
     found.local = select(ask, snapshot, terms, Purpose::PrefillAndDecode);
+    if ask.kind == AskKind::GenerateSeveral {
+        return found;
+    }
     found.prefill = select(ask, snapshot, terms, Purpose::Prefill);
     if let (Some(prefill), Some(decode)) = (&found.prefill, &found.decode)
         && prefill.candidate.pod == decode.candidate.pod

@@ -62,6 +62,8 @@ words! {
         NoPrefillPod => "no_prefill_pod",
         /// Local: the same pod would prefill and decode.
         SamePod => "same_pod",
+        /// Local: the request has several prompts or answers, and a handoff carries one.
+        SeveralSequences => "several_sequences",
         /// Local: the request is not a generation.
         NotGeneration => "not_generation",
 
@@ -97,7 +99,10 @@ impl Because {
     #[must_use]
     pub fn route(self) -> &'static str {
         match self {
-            Because::NoPrefillPod | Because::SamePod | Because::NotGeneration => "local",
+            Because::NoPrefillPod
+            | Because::SamePod
+            | Because::SeveralSequences
+            | Because::NotGeneration => "local",
             bypass if bypass.is_bypass() => "local",
             _ => "remote",
         }
@@ -131,8 +136,8 @@ pub enum NoRoute {
     /// No prefill pod is ready, and the policy says `onNoPrefill: Fail`.
     #[error("no ready prefill pod, and the policy does not allow local prefill instead")]
     NoPrefillPod,
-    /// No decode pod can prefill and there is no prefill pod.
-    #[error("no ready prefill pod, and no decode pod that can prefill")]
+    /// No decode pod can prefill, and there is no prefill pod or it must not be used.
+    #[error("no ready decode pod that can prefill, and no prefill pod for this request")]
     NoPodCanPrefill,
     /// The pod that the request insists on cannot be used.
     #[error("the pinned pod {0} is not eligible")]

@@ -108,7 +108,9 @@ impl<'a> Terms<'a> {
             tier_credit: rule.bypass.tier_credit(),
             decode_pin: pin(ask.decode_pin, Purpose::DecodeOnly)?,
             prefill_pin: match ask.kind {
-                AskKind::Generate => pin(ask.prefill_pin, Purpose::Prefill)?,
+                AskKind::Generate | AskKind::GenerateSeveral => {
+                    pin(ask.prefill_pin, Purpose::Prefill)?
+                }
                 AskKind::PassThrough => None,
             },
             allowed: Allowed::new(&ask.subset),

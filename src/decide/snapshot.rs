@@ -43,6 +43,9 @@ pub struct Ask {
 pub enum AskKind {
     /// A prompt to be prefilled and decoded.
     Generate,
+    /// Several sequences in one request (several prompts, or several answers). A handoff moves the KV
+    /// of one sequence; engines that are asked for more mix them up.
+    GenerateSeveral,
     /// Anything else (model lists, health, unknown APIs): a ready decode pod, nothing more.
     PassThrough,
 }

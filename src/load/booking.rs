@@ -75,6 +75,16 @@ impl Booking {
             self.ledger.move_decode(&mut self.decode, pod, self.session);
         }
     }
+
+    /// Moves the prefill charge to the pod that really prefilled; nothing when the prefill is over, or
+    /// is the decode pod's.
+    pub fn prefilled_by(&mut self, pod: PodId) {
+        if let Some(prefill) = &mut self.prefill
+            && prefill.pod != pod
+        {
+            self.ledger.move_prefill(prefill, pod);
+        }
+    }
 }
 
 impl Drop for Booking {

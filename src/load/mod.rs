@@ -176,6 +176,13 @@ impl Ledger {
         }
     }
 
+    fn move_prefill(&self, prefill: &mut PrefillCharge, to: PodId) {
+        let mut books = self.books.lock();
+        books.pods.release_prefill(prefill);
+        prefill.pod = to;
+        books.pods.charge_prefill(prefill);
+    }
+
     fn move_decode(&self, decode: &mut DecodeCharge, to: PodId, session: Option<SessionKey>) {
         let mut books = self.books.lock();
         books.pods.release_decode(decode);

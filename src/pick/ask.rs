@@ -9,6 +9,7 @@ use crate::decide::policy::{ClientPins, SessionAffinity};
 use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted, Pin};
 use crate::names::{Endpoint, ModelName, PodId, SessionId};
 use crate::pick::{Chains, Head, Refusal};
+use crate::prompt::openai::Sequences;
 use crate::prompt::{self, Api, Encoder};
 use crate::route::names::{DECODE_PIN, POLICY_CLASS, PREFILL_PIN, PRIORITY};
 use crate::telemetry::record::Times;
@@ -140,7 +141,10 @@ pub(super) fn understand(
         names.push(resolved.profile.name().clone());
     }
     Ok(Understood {
-        kind: AskKind::Generate,
+        kind: match request.sequences {
+            Sequences::One => AskKind::Generate,
+            Sequences::Several => AskKind::GenerateSeveral,
+        },
         names,
         label,
         operation: Some(match api {

@@ -25,6 +25,7 @@ pub struct Flight {
     pub(super) roster: Arc<Roster>,
     pub(super) began: Instant,
     pub(super) destination: Endpoint,
+    pub(super) addressee: Addressee,
     pub(super) route: &'static str,
     /// Cached tokens predicted, for routes where the engine's own figure means the same.
     pub(super) predicted: Option<u64>,
@@ -34,6 +35,15 @@ pub struct Flight {
     pub(super) status: Option<u16>,
     pub(super) progress: Progress,
     pub(super) tail: Tail,
+}
+
+/// The pod that the gateway sends the request to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Addressee {
+    /// The one that decodes, which may prefill too.
+    Decode,
+    /// The one that prefills and hands on.
+    Prefill,
 }
 
 /// How far the answer has come.
@@ -60,7 +70,10 @@ impl Flight {
         };
         self.metrics.served_elsewhere();
         match self.roster.view().at(served) {
-            Some(pod) => self.booking.served_by(pod.id),
+            Some(pod) => match self.addressee {
+                Addressee::Decode => self.booking.served_by(pod.id),
+                Addressee::Prefill => self.booking.prefilled_by(pod.id),
+            },
             None => tracing::warn!(
                 picked = %self.destination, %served,
                 "the gateway reached an endpoint that is not among the pods; check its load balancer's fallback"

@@ -31,11 +31,12 @@ use crate::decide::reason::Because;
 use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
+use crate::names::Endpoint;
 use crate::observe::Observer;
 use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
 use crate::pick::draws::Draws;
-use crate::pick::flight::Progress;
+use crate::pick::flight::{Addressee, Progress};
 use crate::pick::readable::History;
 use crate::pick::usage::Tail;
 use crate::pick::whatif::{Recent, Remembered};
@@ -260,6 +261,7 @@ impl Picker {
             booking,
             record,
             destination: plan.destination,
+            addressee: addressee(&decision, plan.destination),
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
             counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
@@ -345,6 +347,7 @@ impl Picker {
             roster: Arc::clone(&self.observer.roster),
             began,
             destination: settled.destination,
+            addressee: settled.addressee,
             route: settled.route,
             predicted: settled.predicted,
             counted: settled.counted,
@@ -426,10 +429,19 @@ impl Picker {
 struct Settled {
     booking: Booking,
     record: Arc<Record>,
-    destination: crate::names::Endpoint,
+    destination: Endpoint,
+    addressee: Addressee,
     route: &'static str,
     predicted: Option<u64>,
     counted: Option<u64>,
+}
+
+/// Which of the two pods of `decision` the plan made the destination.
+fn addressee(decision: &Decision, destination: Endpoint) -> Addressee {
+    match decision.route.prefill() {
+        Some(prefill) if prefill.candidate.endpoint == destination => Addressee::Prefill,
+        _ => Addressee::Decode,
+    }
 }
 
 /// The prediction that the engine's own `cached_tokens` can be held against: on a local route the

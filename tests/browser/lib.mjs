@@ -24,7 +24,7 @@ function executable() {
 }
 
 /** Waits until `test` holds. */
-export async function until(what, test, patience = 15000) {
+export async function until(what, test, patience = 30000) {
   const deadline = performance.now() + patience;
   for (;;) {
     if (await test()) return;
@@ -43,7 +43,10 @@ export async function open(url, { expected = /$^/ } = {}) {
   page.on("console", (message) => {
     if (["error", "warning"].includes(message.type()) && !expected.test(message.text())) complaints.push(message.text());
   });
-  page.on("pageerror", (error) => complaints.push(error.message));
+  page.on("pageerror", (error) => {
+    console.error(error);
+    complaints.push(error.message);
+  });
   page.on("request", (request) => {
     requests.push(request.url());
     if (!request.url().startsWith(url)) complaints.push(`asks another place: ${request.url()}`);

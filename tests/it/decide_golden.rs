@@ -68,11 +68,18 @@ struct Want {
     checks: Option<Vec<String>>,
 }
 
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum Sequences {
+    Several,
+}
+
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct AskYaml {
     prompt: Option<u64>,
     pass_through: Option<String>,
+    sequences: Option<Sequences>,
     model: Option<String>,
     class: Option<String>,
     #[serde(default)]
@@ -388,6 +395,9 @@ impl AskYaml {
         let mut ask = fix::ask(self.prompt.unwrap_or(0));
         if self.pass_through.is_some() {
             ask.kind = AskKind::PassThrough;
+        }
+        if let Some(Sequences::Several) = self.sequences {
+            ask.kind = AskKind::GenerateSeveral;
         }
         ask.model = self.model.as_deref().map(ModelName::from);
         ask.policy_class = self.class.as_deref().map(Arc::from);

@@ -300,6 +300,32 @@ fn a_booking_follows_the_pod_that_served_it() {
 }
 
 #[test]
+fn a_prefill_booking_follows_the_pod_that_served_it_and_leaves_the_decode_where_it_is() {
+    let pods = [decode(0), prefill(1), prefill(2)];
+    let world = World::new(pods, policy([rule(Bypass::Never)]));
+    let session = SessionId::from("s");
+    let ttl = Some((&session, Duration::from_secs(60)));
+    let (decision, mut booking) = world.admit_for(&ask(1000), &chain(1000, 1), ttl).unwrap();
+    let planned = decision.route.prefill().unwrap().candidate.pod;
+    let other = if planned == id(1) { id(2) } else { id(1) };
+    let (decode_load, prefill_load) = (world.load(0), world.load(planned.slot));
+    booking.prefilled_by(other);
+    assert_eq!(booking.decode_pod(), id(0));
+    assert_eq!(world.load(0), decode_load);
+    assert_eq!(world.load(planned.slot), PodLoad::default());
+    assert_eq!(world.load(other.slot), prefill_load);
+    booking.prefill_done();
+    booking.prefilled_by(planned);
+    assert_eq!(world.load(planned.slot), PodLoad::default());
+    assert_eq!(world.load(other.slot), PodLoad::default());
+    drop(booking);
+    assert_eq!(world.load(0), PodLoad::default());
+    // The conversation stays with its decode pod.
+    let (next, _booking) = world.admit_for(&ask(1000), &chain(1000, 1), ttl).unwrap();
+    assert_eq!(slot(&next), 0);
+}
+
+#[test]
 fn a_session_is_remembered_for_its_time_to_live() {
     let mut world = World::new([decode(0), decode(1)], isl());
     let session = SessionId::from("s");

@@ -116,7 +116,9 @@ async fn the_telemetry_page_lists_every_metric() {
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
         .collect();
     let mut table = String::from("| name | type | meaning |\n| --- | --- | --- |\n");
-    let help = text.lines().filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
+    let help = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# HELP ")?.split_once(' '));
     let rows: std::collections::BTreeMap<&str, &str> = help.collect();
     for (name, meaning) in rows {
         let kind = kinds[name];
@@ -148,6 +150,29 @@ fn the_explain_page_lists_why_pods_are_left_out_and_what_policies_need() {
     let needs = Prerequisite::ALL.iter();
     let rows = needs.map(|word| (word.as_str(), word.meaning()));
     same("docs/explain.md", "prerequisites", &words(rows.collect()));
+}
+
+#[test]
+fn the_examples_of_the_readme_are_valid() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let fenced = readme.split("```yaml\n").skip(1);
+    let examples: Vec<&str> = fenced
+        .map(|rest| rest.split("```").next().unwrap())
+        .collect();
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["sidestep.yaml", "pods.yaml", "policy.yaml"];
+    assert_eq!(examples.len(), names.len());
+    for (name, example) in names.iter().zip(examples) {
+        fs::write(folder.path().join(name), example).unwrap();
+    }
+    let tokenizer = folder.path().join("llama/tokenizer.json");
+    fs::create_dir(tokenizer.parent().unwrap()).unwrap();
+    fs::copy(root.join("src/prompt/builtin/tokenizer.json"), tokenizer).unwrap();
+    let loaded = sidestep::config::load(&folder.path().join("sidestep.yaml")).unwrap();
+    assert_eq!(loaded.pods.len(), 2);
+    let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.is_empty(), "{warnings:?}");
 }
 
 #[test]

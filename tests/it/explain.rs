@@ -346,7 +346,7 @@ fn picker() -> Arc<Picker> {
 async fn unfinished(to: SocketAddr) -> tokio::net::TcpStream {
     use tokio::io::AsyncWriteExt;
     let mut stream = tokio::net::TcpStream::connect(to).await.unwrap();
-    let start = "POST /v1/explain HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{";
+    let start = "POST /v1/explain HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{";
     stream.write_all(start.as_bytes()).await.unwrap();
     stream
 }

@@ -7,7 +7,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request a
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeaderMutation, ProcessingResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
-use sidestep::decide::policy::Bypass;
+use sidestep::decide::policy::{Bypass, OnNoPrefill};
 use sidestep::decide::snapshot::{LocalPrefill, PodLoad, Role};
 use sidestep::extproc::conformance::Conformance;
 use sidestep::extproc::counters::Counters;
@@ -226,6 +226,45 @@ async fn a_remote_prefill_names_exactly_our_prefill_pod() {
 }
 
 #[tokio::test]
+async fn every_legal_prompt_shape_is_routed_and_counted() {
+    let bench = Bench::pair(Bypass::Never).await;
+    for (prompt, tokens, because) in [
+        (r#""hi""#, 1, "policy_never"),
+        (r#"["hi","there"]"#, 3, "several_sequences"),
+        ("[1,15339,15339]", 3, "policy_never"),
+        (r#""" "#, 0, "policy_never"),
+        ("[[1,2],[3]]", 3, "several_sequences"),
+        ("[]", 0, "policy_never"),
+    ] {
+        let mut gateway = bench.gateway().await;
+        let body = format!(r#"{{"model":"m","prompt":{prompt}}}"#);
+        ask(&gateway, &[], body.as_bytes());
+        assert_eq!(set(&gateway.message().await, DESTINATION), [D1], "{prompt}");
+        let record = bench.last_record();
+        assert_eq!(record["prompt_tokens"], tokens, "{prompt}");
+        assert_eq!(record["because"], because, "{prompt}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_for_several_sequences_is_never_handed_over() {
+    let bench = Bench::pair(Bypass::Never).await;
+    for fields in [r#""n":2"#, r#""best_of":3"#, r#""n":2,"n":1,"best_of":2"#] {
+        let mut gateway = bench.gateway().await;
+        let body = format!(r#"{{"model":"m","prompt":"hi",{fields}}}"#);
+        ask(&gateway, &[(PREFILLER, FORGED)], body.as_bytes());
+        let message = gateway.message().await;
+        assert!(removed(&message, PREFILLER), "{fields}");
+        assert_eq!(set(&message, DESTINATION), [D1]);
+        // The policy had no say in it, so it is no bypass.
+        assert!(removed(&message, names::BYPASS), "{fields}");
+    }
+    let mut gateway = bench.gateway().await;
+    ask(&gateway, &[], br#"{"model":"m","prompt":"hi","n":1}"#);
+    assert_eq!(set(&gateway.message().await, PREFILLER), [P1]);
+}
+
+#[tokio::test]
 async fn a_forged_destination_is_overwritten_in_header_and_metadata() {
     let bench = Bench::pair(Bypass::Always).await;
     for modes in [
@@ -277,6 +316,28 @@ async fn without_a_pod_the_client_gets_a_503_and_routing_nothing() {
     };
     assert_eq!(immediate.status.unwrap().code, 503);
     assert!(!String::from_utf8(immediate.body).unwrap().contains(FORGED));
+}
+
+/// Report 26, as the client sees it: a policy that insists on remote prefill says what it lacks.
+#[tokio::test]
+async fn a_policy_that_insists_on_remote_prefill_refuses_until_a_prefill_pod_is_there() {
+    let bench = Bench::start(Bypass::Never, vec![pod(D1, Role::Decode)]).await;
+    let mut insists = InForce::clone(&bench.picker.in_force());
+    insists.policy.rules[0].on_no_prefill = OnNoPrefill::Fail;
+    bench.picker.set_policy(insists);
+    let mut refused = bench.gateway().await;
+    ask(&refused, &[(PREFILLER, FORGED)], &prompt());
+    let refusal = refused.refusal().await;
+    assert_eq!(refusal.status.unwrap().code, 503);
+    assert_eq!(refusal.details, "no_prefill_pod");
+    assert!(String::from_utf8(refusal.body).unwrap().contains("prefill"));
+    assert_eq!(bench.booked(), (0, 0, 0));
+
+    let roster = &bench.picker.observer().roster;
+    roster.apply(vec![pod(D1, Role::Decode), pod(P1, Role::Prefill)]);
+    let mut served = bench.gateway().await;
+    ask(&served, &[(PREFILLER, FORGED)], &prompt());
+    assert_eq!(set(&served.message().await, PREFILLER), [P1]);
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use sidestep::decide::snapshot::{Availability, Capacity, EngineReport, LocalPrefill, Role};
 use sidestep::fleet::scrape::{MAX_BODY_BYTES, Scrapers, Settings};
-use sidestep::fleet::{Listed, ASSUMED_PREFILL_BATCH, Pod, PodSpec, Probe, Roster};
+use sidestep::fleet::{ASSUMED_PREFILL_BATCH, Listed, Pod, PodSpec, Probe, Roster};
 use sidestep::names::{Endpoint, PodId};
 use sidestep::units::{BlockSize, Blocks, Ratio, Tokens};
 use std::convert::Infallible;

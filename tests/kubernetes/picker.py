@@ -75,6 +75,10 @@ class Space:
             "name": self.name, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
         self.api.create(self.path("serviceaccounts"), {"apiVersion": "v1", "kind": "ServiceAccount",
                                                        "metadata": {"name": ACCOUNT}})
+        # Without it the server admits no pod.
+        accounts = self.path("serviceaccounts")
+        eventually("the default account is there", lambda: any(
+            one["metadata"]["name"] == "default" for one in self.api.get(accounts)["items"]))
         rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.name}"
         self.grant(self.role["rules"])
         self.api.create(f"{rbac}/rolebindings", {

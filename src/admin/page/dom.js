@@ -44,7 +44,7 @@ export const plural = (count, noun) => `${whole.format(count)} ${noun}${count ==
 
 /** Runs `act` at most every `ms`, the last call always. */
 export function throttled(ms, act) {
-  let last = 0;
+  let last = -Infinity;
   let timer = null;
   return (...args) => {
     clearTimeout(timer);

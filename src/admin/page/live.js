@@ -91,7 +91,10 @@ function rowOf(one) {
 }
 
 function write() {
-  for (const id of dirty) outcomeCells(byId.get(id) ?? {}, rows.get(id));
+  for (const id of dirty) {
+    const [one, row] = [byId.get(id), rows.get(id)];
+    if (one && row) outcomeCells(one, row);
+  }
   dirty = new Set();
   note();
   if (paused || held || !waiting.length) return;

@@ -125,9 +125,7 @@ pub(super) fn local_prefill(field: &Field<Text>, reading: &mut Reading<'_>) -> L
         ("able", LocalPrefill::Able),
         ("unable", LocalPrefill::Unable),
     ];
-    reading.or(field, LocalPrefill::Able, |text| {
-        values::word(text, &words)
-    })
+    reading.or(field, LocalPrefill::Able, |text| values::word(text, &words))
 }
 
 fn unique(new: bool, what: &str, text: &Text) -> Result<(), Wrong> {

@@ -9,8 +9,7 @@ use crate::config::node::NodeId;
 use crate::config::parse::{Reading, kubernetes, pods, policy, values};
 use crate::config::process::{
     Admin, AdminAccess, Conformance, DataPlane, Explain, IndexLimits, Limits, Listen, MetadataKey,
-    ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls,
-    Tokenizer,
+    ModelConfig, PodSource, PolicySource, Process, Protocol, Telemetry, Template, Tls, Tokenizer,
 };
 use crate::config::raw;
 use crate::config::shape::{Field, Spot, Text, Whole};
@@ -95,9 +94,10 @@ fn policy_source(
     pods: &PodSource,
     reading: &mut Reading<'_>,
 ) -> (PolicySource, Option<policy::Spec>) {
-    let in_cluster = raw.pods.given().is_some_and(|pods| {
-        !matches!(pods.value.kubernetes, Field::Absent)
-    });
+    let in_cluster = raw
+        .pods
+        .given()
+        .is_some_and(|pods| !matches!(pods.value.kubernetes, Field::Absent));
     let of_pods = match pods {
         PodSource::Kubernetes(discovery) => kubernetes::OfPods::Pool(discovery),
         _ if in_cluster => kubernetes::OfPods::Faulty,

@@ -48,12 +48,23 @@ pub struct Request {
     pub tenant: Option<Tenant>,
     /// `priority`, clamped to 32 bits; lower is served earlier by vLLM.
     pub priority: Option<i32>,
+    /// How many sequences the engine will run for it.
+    pub sequences: Sequences,
     /// `max_completion_tokens`, else `max_tokens`: the most the answer may hold.
     pub max_tokens: Option<u32>,
     /// `add_special_tokens`.
     pub special_tokens: SpecialTokens,
     /// `truncate_prompt_tokens`: keep only that many tokens.
     pub truncation: Truncation,
+}
+
+/// How many sequences an engine runs for one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sequences {
+    /// One prompt, one answer.
+    One,
+    /// Several prompts in one body, or several answers to one (`n`, `best_of`).
+    Several,
 }
 
 /// Whether the tokenizer adds its own tokens (a begin-of-sequence token, for most models).
@@ -125,8 +136,10 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Request, BodyError> {
         Api::ChatCompletions => chat::input(&mut fields, body)?,
         Api::Completions => completions::input(&mut fields, body)?,
     };
+    let sequences = sequences(&mut fields, &prompt);
     Ok(Request {
         api,
+        sequences,
         model: ModelName::from(model.as_str()),
         prompt,
         stream: fields.stream.found().unwrap_or(false),
@@ -153,6 +166,20 @@ pub fn parse(api: Api, body: &[u8]) -> Result<Request, BodyError> {
         },
         truncation: truncation(&mut fields),
     })
+}
+
+fn sequences(fields: &mut Fields, prompt: &Input) -> Sequences {
+    let prompts = match prompt {
+        Input::Chat(_) | Input::Embeddings => 1,
+        Input::Text(texts) => texts.len(),
+        Input::TokenIds(lists) => lists.len(),
+    };
+    let answers = (fields.n.found()).max(fields.best_of.found());
+    if 1 < prompts || answers.is_some_and(|answers| 1 < answers) {
+        Sequences::Several
+    } else {
+        Sequences::One
+    }
 }
 
 fn truncation(fields: &mut Fields) -> Truncation {

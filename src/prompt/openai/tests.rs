@@ -277,6 +277,9 @@ fn routing_fields_are_read_and_odd_ones_left_to_the_engine() {
     assert_eq!(read(r#""priority":-3"#).priority, Some(-3));
     assert_eq!(read(r#""priority":1e300"#).priority, Some(i32::MAX));
     assert_eq!(read(r#""priority":"high""#).priority, None);
+    assert_eq!(read(r#""n":2"#).sequences, Sequences::Several);
+    assert_eq!(read(r#""n":2,"n":1"#).sequences, Sequences::One);
+    assert_eq!(read(r#""n":null,"best_of":2"#).sequences, Sequences::One);
     assert_eq!(read(r#""max_tokens":5"#).max_tokens, Some(5));
     assert_eq!(
         read(r#""max_tokens":5,"max_completion_tokens":6.0"#).max_tokens,

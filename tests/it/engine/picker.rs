@@ -139,3 +139,25 @@ async fn the_index_predicts_the_bypass_after_a_handoff_and_forgets_with_a_reset(
         .await;
     assert_eq!(decode.predicted(&body).await, 0);
 }
+
+/// Report 8: contents that are null, missing or lists of parts are rendered as the engine renders them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conversation_with_tool_calls_is_found_again_whole() {
+    let watched = watch(config(Role::Both)).await;
+    let call = json!([{"id": "c1", "type": "function", "function":
+        {"name": "get_weather", "arguments": "{\"city\":\"Paris\"}"}}]);
+    let answer = json!([{"type": "text", "text": format!("{{\"temp\":20}} {}", essay("weather"))}]);
+    for assistant in [
+        json!({"role": "assistant", "content": null, "tool_calls": call}),
+        json!({"role": "assistant", "tool_calls": call}),
+    ] {
+        let mut body = chat(&[("user", &essay("Paris"))], 1);
+        let messages = body["messages"].as_array_mut().expect("a list");
+        messages.push(assistant);
+        messages.push(json!({"role": "tool", "tool_call_id": "c1", "content": answer}));
+        let first = watched.engine.chat(&body).await;
+        let predicted = watched.predicted(&body).await;
+        assert_eq!(predicted, (prompt_tokens(&first) - 1) / BLOCK * BLOCK);
+        assert_eq!(cached(&watched.engine.chat(&body).await), predicted);
+    }
+}
