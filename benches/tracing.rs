@@ -54,8 +54,8 @@ use tonic::transport::Channel;
 
 const PODS: u16 = 32;
 const ROUNDS: usize = 21;
-const PICKS: usize = 1000;
-const REQUESTS: usize = 500;
+const PICKS: usize = 2000;
+const REQUESTS: usize = 2000;
 /// Streams that the client keeps open at once.
 const CONCURRENCY: usize = 8;
 const VARIANTS: [&str; 3] = ["off", "0 %", "100 %"];

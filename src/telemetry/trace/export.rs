@@ -10,7 +10,7 @@
 use crate::telemetry::trace::queue::{Batch, Queue};
 use crate::telemetry::trace::settings::{Protocol, TraceSettings};
 use crate::telemetry::trace::wire;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::HttpsConnector;
@@ -23,6 +23,8 @@ use tokio::sync::watch;
 
 /// Most bytes read of an answer.
 const ANSWER_BYTES: usize = 64 << 10;
+/// Bytes before a message in gRPC: a flag and the length.
+const GRPC_PREFIX: usize = 5;
 /// Times a batch is sent before it is given up.
 const ATTEMPTS: u32 = 4;
 /// Wait before the second attempt; doubled for each further one.
@@ -105,18 +107,18 @@ impl Sender {
         })
     }
 
-    fn request(&self, spans: &[u8]) -> Request<Full<Bytes>> {
-        let message = wire::request(&self.resource, spans);
+    fn request(&self, batch: &Batch) -> Request<Full<Bytes>> {
         let (body, content_type) = match self.protocol {
-            Protocol::HttpProtobuf => (Bytes::from(message), "application/x-protobuf"),
+            Protocol::HttpProtobuf => (batch.request(&self.resource, 0), "application/x-protobuf"),
             Protocol::Grpc => {
-                let mut framed = BytesMut::with_capacity(message.len() + 5);
-                framed.put_u8(0);
-                framed.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-                framed.put_slice(&message);
-                (framed.freeze(), "application/grpc")
+                // Not compressed (0), and the length of the message.
+                let mut framed = batch.request(&self.resource, GRPC_PREFIX);
+                let length = u32::try_from(framed.len() - GRPC_PREFIX).unwrap_or(u32::MAX);
+                framed[1..GRPC_PREFIX].copy_from_slice(&length.to_be_bytes());
+                (framed, "application/grpc")
             }
         };
+        let body = Bytes::from(body);
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = http::Method::POST;
         *request.uri_mut() = self.url.clone();
@@ -131,9 +133,9 @@ impl Sender {
         request
     }
 
-    async fn send(&self, spans: &[u8]) -> Result<(), SendError> {
+    async fn send(&self, batch: &Batch) -> Result<(), SendError> {
         let exchange = async {
-            let request = self.request(spans);
+            let request = self.request(batch);
             let response = match &self.client {
                 HttpClient::Plain(client) => client.request(request).await,
                 HttpClient::Tls(client) => client.request(request).await,
@@ -225,7 +227,7 @@ async fn wait(queue: &Queue) {
 async fn deliver(queue: &Queue, sender: &Sender, batch: &Batch) {
     let mut pause = BACKOFF;
     for attempt in 1..=ATTEMPTS {
-        match sender.send(&batch.bytes).await {
+        match sender.send(batch).await {
             Ok(()) => return queue.exported(batch.spans),
             Err(error) => {
                 let last = attempt == ATTEMPTS || !error.passes();
@@ -244,7 +246,7 @@ async fn deliver(queue: &Queue, sender: &Sender, batch: &Batch) {
 async fn flush(queue: &Queue, sender: &Sender, first: Option<Batch>) {
     let mut next = first.or_else(|| queue.take());
     while let Some(batch) = next {
-        match sender.send(&batch.bytes).await {
+        match sender.send(&batch).await {
             Ok(()) => queue.exported(batch.spans),
             Err(error) => {
                 queue.failed(batch.spans);

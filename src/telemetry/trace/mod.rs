@@ -109,14 +109,15 @@ impl Tracing {
     /// The spans that wait, as an `ExportTraceServiceRequest` without a resource.
     #[must_use]
     pub fn drain(&self) -> Vec<u8> {
-        let mut spans = Vec::new();
+        let mut requests = Vec::new();
         if let Tracing::On(tracer) = self {
             while let Some(batch) = tracer.queue.take() {
                 tracer.queue.exported(batch.spans);
-                spans.extend_from_slice(&batch.bytes);
+                // Messages of protobuf that follow each other are one message.
+                requests.extend_from_slice(&batch.request(&[], 0));
             }
         }
-        wire::request(&[], &spans)
+        requests
     }
 
     /// What became of spans so far; nothing when none are made.

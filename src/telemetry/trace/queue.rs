@@ -63,9 +63,23 @@ struct Waiting {
 /// Spans taken from the queue to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    /// Framed spans.
-    pub(super) bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    /// Length of its frames.
+    bytes: usize,
     pub(super) spans: usize,
+}
+
+impl Batch {
+    /// An `ExportTraceServiceRequest` of these spans, after `prefix` bytes of room. Written once, from
+    /// where the spans were written.
+    pub(super) fn request(&self, resource: &[u8], prefix: usize) -> Vec<u8> {
+        super::wire::request(resource, self.bytes, prefix, |out| {
+            for entry in &self.entries {
+                out.extend_from_slice(entry.own.as_slice());
+                out.extend_from_slice(&entry.children);
+            }
+        })
+    }
 }
 
 impl Queue {
@@ -123,12 +137,9 @@ impl Queue {
         waiting.spans -= batch.spans;
         waiting.bytes -= bytes;
         drop(waiting);
-        batch.bytes.reserve_exact(bytes);
-        for entry in &taken {
-            batch.bytes.extend_from_slice(entry.own.as_slice());
-            batch.bytes.extend_from_slice(&entry.children);
-        }
-        (!taken.is_empty()).then_some(batch)
+        batch.bytes = bytes;
+        batch.entries = taken;
+        (!batch.entries.is_empty()).then_some(batch)
     }
 
     /// Whether a whole batch waits.

@@ -101,7 +101,7 @@ impl Default for QueueSettings {
     fn default() -> Self {
         QueueSettings {
             spans: 16_384,
-            batch: 2048,
+            batch: 512,
             delay: Duration::from_secs(1),
         }
     }

@@ -12,8 +12,8 @@ use std::fmt::Write;
 
 /// Room before a span for its tag and length, which are known only at its end.
 const ROOM: usize = 6;
-/// Bytes reserved for a span; a decision takes about 3 KiB.
-const RESERVED: usize = 4096;
+/// Bytes reserved for a span; a decision takes about 4 KiB.
+const RESERVED: usize = 5120;
 
 const SPAN_ATTRIBUTE: u8 = 9 << 3 | 2;
 const EVENT_ATTRIBUTE: u8 = 3 << 3 | 2;
@@ -229,14 +229,21 @@ pub(super) fn child(out: &mut Vec<u8>, identity: Identity<'_>, end: u64) {
     fixed64(out, 8, end);
 }
 
-/// An `ExportTraceServiceRequest` around framed spans.
-pub(super) fn request(resource: &[u8], spans: &[u8]) -> Vec<u8> {
+/// An `ExportTraceServiceRequest` around `length` bytes of framed spans, which `spans` writes, after
+/// `prefix` bytes of room.
+pub(super) fn request(
+    resource: &[u8],
+    length: usize,
+    prefix: usize,
+    spans: impl FnOnce(&mut Vec<u8>),
+) -> Vec<u8> {
     let name = env!("CARGO_PKG_NAME").as_bytes();
     let version = env!("CARGO_PKG_VERSION").as_bytes();
     let scope = framed_len(name.len()) + framed_len(version.len());
-    let scope_spans = framed_len(scope) + spans.len();
+    let scope_spans = framed_len(scope) + length;
     let resource_spans = framed_len(resource.len()) + framed_len(scope_spans);
-    let mut out = Vec::with_capacity(resource_spans + 16);
+    let mut out = Vec::with_capacity(prefix + framed_len(resource_spans));
+    out.resize(prefix, 0);
     out.push(1 << 3 | 2);
     varint(&mut out, resource_spans as u64);
     bytes_field(&mut out, 1, resource);
@@ -246,7 +253,7 @@ pub(super) fn request(resource: &[u8], spans: &[u8]) -> Vec<u8> {
     varint(&mut out, scope as u64);
     bytes_field(&mut out, 1, name);
     bytes_field(&mut out, 2, version);
-    out.extend_from_slice(spans);
+    spans(&mut out);
     out
 }
 
