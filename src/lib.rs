@@ -9,7 +9,7 @@
 //!
 //! | layer | module | what it is | may use |
 //! | --- | --- | --- | --- |
-//! | 0 | [`units`], [`names`], [`blocks`] | quantities, identities, content keys | each other, downwards |
+//! | 0 | [`units`], [`names`], [`blocks`], [`revision`] | quantities, identities, content keys, change | each other, downwards |
 //! | 1 | [`decide`] | the kernel: snapshot in, decision out | layer 0 |
 //! | 1 | [`prompt`] | bytes to tokens and block keys | layer 0 |
 //! | 1 | [`kv`] | which pod holds which block | layer 0, values of [`decide`] |
@@ -41,6 +41,7 @@ pub mod names;
 pub mod observe;
 pub mod pick;
 pub mod prompt;
+pub mod revision;
 pub mod route;
 pub mod telemetry;
 pub mod units;

@@ -17,7 +17,7 @@
 
 use crate::decide::policy::{Scoring, TierCredit};
 use crate::decide::select::Purpose;
-use crate::decide::snapshot::Candidate;
+use crate::decide::snapshot::{Candidate, PodLoad, TierBlocks};
 use crate::units::{BlockSize, Blocks, Tokens};
 
 /// A cost by its terms; the unit is one KV block.
@@ -40,76 +40,72 @@ pub struct Cost {
 /// another is not a number.
 const MOST: f64 = 1e300;
 
-/// A prompt, with its length in blocks of the size that was asked for last: pods of a fleet mostly
-/// agree on it, and the division would be most of the work per pod.
+/// Prices pods for one prompt and one purpose.
 #[derive(Clone, Copy, Debug)]
-pub struct Priced {
-    tokens: Tokens,
-    blocks: Option<(BlockSize, f64)>,
+pub(super) struct Pricer {
+    prompt: Tokens,
+    scoring: Scoring,
+    purpose: Purpose,
 }
 
-impl Priced {
-    /// A prompt of `tokens`.
-    #[must_use]
-    pub fn new(tokens: Tokens) -> Priced {
-        Priced {
-            tokens,
-            blocks: None,
+/// A block size with what a prompt takes in it, worked out once for pods that agree on it: the
+/// division would be most of the work per pod.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sized {
+    size: f64,
+    blocks: f64,
+}
+
+impl Pricer {
+    pub(super) fn new(prompt: Tokens, scoring: Scoring, purpose: Purpose) -> Pricer {
+        Pricer {
+            prompt,
+            scoring,
+            purpose,
         }
     }
 
     #[inline]
-    fn blocks(&mut self, size: BlockSize) -> f64 {
-        match self.blocks {
-            Some((known, blocks)) if known == size => blocks,
-            _ => {
-                let blocks = f64::from(size.blocks_to_hold(self.tokens).0);
-                self.blocks = Some((size, blocks));
-                blocks
-            }
+    pub(super) fn sized(&self, size: BlockSize) -> Sized {
+        Sized {
+            size: f64::from(size.get()),
+            blocks: f64::from(size.blocks_to_hold(self.prompt).0),
         }
     }
-}
 
-/// The cost of `candidate` for `prompt`.
-#[inline]
-#[must_use]
-pub fn price(
-    candidate: &Candidate,
-    prompt: &mut Priced,
-    scoring: &Scoring,
-    purpose: Purpose,
-) -> Cost {
-    let load = &candidate.load;
-    let blocks = prompt.blocks(candidate.block_size);
-    let requests = scoring.active_request_weight.get() * f64::from(load.requests);
-    let (prefill, credit, decode) = match purpose {
-        Purpose::PrefillAndDecode | Purpose::Prefill => {
-            let credit = weighted_blocks(candidate, scoring, scoring.overlap_credit.get());
-            let work = (load.prefill_tokens.0 as f64 + prompt.tokens.0 as f64)
-                / f64::from(candidate.block_size.get());
-            let prefill = scoring.prefill_load_scale.get() * (work - credit).max(0.0);
-            let running = load.decode_blocks.saturating_sub(load.shared_blocks);
-            (prefill, credit, f64::from(running.0) + blocks)
+    /// What it costs to give the prompt to a pod that holds `cached` of it and carries `load`.
+    #[inline]
+    pub(super) fn price(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
+        let scoring = &self.scoring;
+        let Sized { size, blocks } = sized;
+        let requests = scoring.active_request_weight.get() * f64::from(load.requests);
+        let overlap = scoring.overlap_credit.get();
+        let (prefill, credit, decode) = match self.purpose {
+            Purpose::PrefillAndDecode | Purpose::Prefill => {
+                let credit = weighted_blocks(cached, scoring, overlap);
+                let work = (load.prefill_tokens.0 as f64 + self.prompt.0 as f64) / size;
+                let prefill = scoring.prefill_load_scale.get() * (work - credit).max(0.0);
+                let running = load.decode_blocks.saturating_sub(load.shared_blocks);
+                (prefill, credit, f64::from(running.0) + blocks)
+            }
+            Purpose::DecodeOnly => {
+                let credit = if 0.0 < overlap {
+                    weighted_blocks(cached, scoring, overlap)
+                } else {
+                    0.0
+                };
+                // The transferred blocks are new to the pod, so none is assumed to be shared.
+                let potential = f64::from(load.decode_blocks.0) + blocks;
+                (0.0, credit, (potential - credit).max(0.0))
+            }
+        };
+        Cost {
+            prefill: prefill.min(MOST),
+            credit: credit.min(MOST),
+            decode: decode.min(MOST),
+            requests: requests.min(MOST),
+            total: (prefill + decode + requests).min(MOST),
         }
-        Purpose::DecodeOnly => {
-            let overlap = scoring.overlap_credit.get();
-            let credit = if 0.0 < overlap {
-                weighted_blocks(candidate, scoring, overlap)
-            } else {
-                0.0
-            };
-            // The transferred blocks are new to the pod, so none is assumed to be shared.
-            let potential = f64::from(load.decode_blocks.0) + blocks;
-            (0.0, credit, (potential - credit).max(0.0))
-        }
-    };
-    Cost {
-        prefill: prefill.min(MOST),
-        credit: credit.min(MOST),
-        decode: decode.min(MOST),
-        requests: requests.min(MOST),
-        total: (prefill + decode + requests).min(MOST),
     }
 }
 
@@ -124,7 +120,7 @@ pub fn credited_tokens(
     let tokens = match credit {
         TierCredit::Full => candidate.block_size.tokens(candidate.cached.total()),
         TierCredit::Weighted => {
-            let blocks = weighted_blocks(candidate, scoring, 1.0);
+            let blocks = weighted_blocks(&candidate.cached, scoring, 1.0);
             Tokens((blocks * f64::from(candidate.block_size.get())).round() as u64)
         }
     };
@@ -141,8 +137,7 @@ pub fn new_blocks(candidate: &Candidate, prompt: Tokens) -> Blocks {
 }
 
 #[inline]
-fn weighted_blocks(candidate: &Candidate, scoring: &Scoring, device: f64) -> f64 {
-    let cached = &candidate.cached;
+fn weighted_blocks(cached: &TierBlocks, scoring: &Scoring, device: f64) -> f64 {
     device * f64::from(cached.device.0)
         + scoring.host_tier.get() * f64::from(cached.host.0)
         + scoring.disk_tier.get() * f64::from(cached.disk.0)

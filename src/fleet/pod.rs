@@ -7,6 +7,7 @@
 use crate::decide::snapshot::{Availability, Capacity, EngineReport, LocalPrefill, Role};
 use crate::fleet::status::Status;
 use crate::names::{Endpoint, ModelName, PodId};
+use crate::revision::Revision;
 use crate::units::{BlockSize, Blocks, Tokens};
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,9 +93,9 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// A pod seen for the first time.
-    pub(crate) fn new(id: PodId, spec: PodSpec) -> Pod {
-        let status = Arc::new(Status::new(initial(&spec.probe)));
+    /// A pod seen for the first time; `revision` is told of what is seen of it.
+    pub(crate) fn new(id: PodId, spec: PodSpec, revision: Revision) -> Pod {
+        let status = Arc::new(Status::new(initial(&spec.probe), revision));
         Pod { id, spec, status }
     }
 
@@ -130,6 +131,12 @@ impl Pod {
     #[must_use]
     pub fn engine_report(&self, now: Instant) -> EngineReport {
         self.status.engine_report(now)
+    }
+
+    /// When that will be too old, if there is anything to grow old.
+    #[must_use]
+    pub fn report_expires(&self) -> Option<Instant> {
+        self.status.report_expires()
     }
 
     /// KV blocks it has: as configured, else as reported. Nothing is assumed, because the gate that

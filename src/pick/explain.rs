@@ -276,7 +276,7 @@ impl Seen<'_> {
                 Some(terms) => survey(self.ask, snapshot, terms, purpose)
                     .map(|(_, cost)| Some(cost))
                     .collect(),
-                None => vec![None; snapshot.candidates.len()],
+                None => vec![None; snapshot.len()],
             }
         };
         let considered = result.as_ref().map(|found| found.considered);
@@ -290,15 +290,15 @@ impl Seen<'_> {
             let picks = columns.iter().filter_map(|(_, pick)| pick.as_ref());
             picks.into_iter().any(|pick| pick.candidate.pod == pod)
         };
-        let mut order: Vec<usize> = (0..snapshot.candidates.len()).collect();
-        order.sort_by_key(|index| !selected(snapshot.candidates[*index].pod));
+        let mut order: Vec<usize> = (0..snapshot.len()).collect();
+        order.sort_by_key(|index| !selected(snapshot.board().members()[*index].pod));
         let lines: Vec<PodLine> = order
             .iter()
             .take(most)
             .map(|index| {
-                let candidate = &snapshot.candidates[*index];
+                let candidate = snapshot.candidate(*index);
                 let name = self.observation.name(candidate.pod).to_string();
-                let mut line = PodLine::new(candidate, Some(name));
+                let mut line = PodLine::new(&candidate, Some(name));
                 let [local, prefill, decode] = columns.each_ref().map(|(costs, pick)| {
                     let chosen = pick.is_some_and(|pick| pick.candidate.pod == candidate.pod);
                     costs[*index]

@@ -244,7 +244,7 @@ impl Picker {
                 .route
                 .prefill()
                 .map(|pick| observation.name(pick.candidate.pod)),
-            candidates: observation.snapshot.candidates.len(),
+            candidates: observation.snapshot.len(),
             times,
             trace_id: span.trace_id().map(|trace| trace.to_string()),
             flip: nearest_flip(&decision, &in_force.policy),

@@ -120,8 +120,7 @@ fn seen(one: &Remembered, decision: Option<&Decision>) -> Vec<Seen> {
         prefills.then_some("prefill")
     };
     snapshot
-        .candidates
-        .iter()
+        .candidates()
         .zip(offers(Purpose::PrefillAndDecode))
         .zip(offers(Purpose::Prefill))
         .zip(offers(Purpose::DecodeOnly))

@@ -92,8 +92,7 @@ impl Picker {
         let in_force = self.in_force();
         observation
             .snapshot
-            .candidates
-            .iter()
+            .candidates()
             .map(|candidate| {
                 let load = self.ledger.load(candidate.pod);
                 let (waiting, running, kv_usage) = match candidate.engine {
@@ -129,7 +128,7 @@ impl Picker {
                     running,
                     kv_usage,
                     missing: missing(
-                        candidate,
+                        &candidate,
                         observation
                             .view
                             .get(candidate.pod)

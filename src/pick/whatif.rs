@@ -45,7 +45,7 @@ struct Held {
 
 impl Remembered {
     fn size(&self) -> usize {
-        self.observation.snapshot.candidates.len()
+        self.observation.snapshot.len()
     }
 
     pub(super) fn decide(&self, policy: &Policy) -> Result<Decision, NoRoute> {
