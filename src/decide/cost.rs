@@ -52,7 +52,8 @@ pub(super) struct Pricer {
 /// division would be most of the work per pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sized {
-    size: f64,
+    /// Blocks that a token takes: exact for the powers of two that block sizes are.
+    per_token: f64,
     blocks: f64,
 }
 
@@ -68,37 +69,47 @@ impl Pricer {
     #[inline]
     pub(super) fn sized(&self, size: BlockSize) -> Sized {
         Sized {
-            size: f64::from(size.get()),
+            per_token: 1.0 / f64::from(size.get()),
             blocks: f64::from(size.blocks_to_hold(self.prompt).0),
         }
     }
 
     /// What it costs to give the prompt to a pod that holds `cached` of it and carries `load`.
-    #[inline]
     pub(super) fn price(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
+        match self.purpose {
+            Purpose::PrefillAndDecode | Purpose::Prefill => self.to_prefill(sized, cached, load),
+            Purpose::DecodeOnly => self.to_decode(sized, cached, load),
+        }
+    }
+
+    /// [`Pricer::price`] of a pod that is to prefill, whether or not it decodes.
+    #[inline]
+    pub(super) fn to_prefill(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
         let scoring = &self.scoring;
-        let Sized { size, blocks } = sized;
-        let requests = scoring.active_request_weight.get() * f64::from(load.requests);
-        let overlap = scoring.overlap_credit.get();
-        let (prefill, credit, decode) = match self.purpose {
-            Purpose::PrefillAndDecode | Purpose::Prefill => {
-                let credit = weighted_blocks(cached, scoring, overlap);
-                let work = (load.prefill_tokens.0 as f64 + self.prompt.0 as f64) / size;
-                let prefill = scoring.prefill_load_scale.get() * (work - credit).max(0.0);
-                let running = load.decode_blocks.saturating_sub(load.shared_blocks);
-                (prefill, credit, f64::from(running.0) + blocks)
-            }
-            Purpose::DecodeOnly => {
-                let credit = if 0.0 < overlap {
-                    weighted_blocks(cached, scoring, overlap)
-                } else {
-                    0.0
-                };
-                // The transferred blocks are new to the pod, so none is assumed to be shared.
-                let potential = f64::from(load.decode_blocks.0) + blocks;
-                (0.0, credit, (potential - credit).max(0.0))
-            }
+        let credit = weighted_blocks(cached, scoring, scoring.overlap_credit.get());
+        let work = (float(load.prefill_tokens) + float(self.prompt)) * sized.per_token;
+        let prefill = scoring.prefill_load_scale.get() * above_zero(work - credit);
+        let running = load.decode_blocks.saturating_sub(load.shared_blocks);
+        self.sum(prefill, credit, f64::from(running.0) + sized.blocks, load)
+    }
+
+    /// [`Pricer::price`] of a pod that is to decode what another has prefilled.
+    #[inline]
+    pub(super) fn to_decode(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
+        let overlap = self.scoring.overlap_credit.get();
+        let credit = if 0.0 < overlap {
+            weighted_blocks(cached, &self.scoring, overlap)
+        } else {
+            0.0
         };
+        // The transferred blocks are new to the pod, so none is assumed to be shared.
+        let potential = f64::from(load.decode_blocks.0) + sized.blocks;
+        self.sum(0.0, credit, above_zero(potential - credit), load)
+    }
+
+    #[inline]
+    fn sum(&self, prefill: f64, credit: f64, decode: f64, load: &PodLoad) -> Cost {
+        let requests = self.scoring.active_request_weight.get() * f64::from(load.requests);
         Cost {
             prefill: prefill.min(MOST),
             credit: credit.min(MOST),
@@ -134,6 +145,19 @@ pub fn new_blocks(candidate: &Candidate, prompt: Tokens) -> Blocks {
         .block_size
         .blocks_to_hold(prompt)
         .saturating_sub(candidate.load.shared_blocks)
+}
+
+/// A count that no process reaches is worth no branch per pod.
+#[inline]
+fn float(tokens: Tokens) -> f64 {
+    tokens.0.min(i64::MAX as u64) as i64 as f64
+}
+
+/// `value`, but at least 0. The difference of two finite numbers is a number, which `f64::max` would
+/// look into.
+#[inline]
+fn above_zero(value: f64) -> f64 {
+    if 0.0 < value { value } else { 0.0 }
 }
 
 #[inline]

@@ -5,131 +5,132 @@
 //! Invariant: a pod is eligible here exactly where `View::check` says so, and costs what
 //! `View::price` says; only the order of the work differs.
 
-use crate::decide::cost::Sized;
+use crate::decide::cost::{Cost, Sized};
 use crate::decide::eligibility::Allowed;
-use crate::decide::select::View;
-use crate::decide::snapshot::{PodLoad, Serves, Serving};
-
-/// Costs are compared so many at a time.
-const LANES: usize = 4;
+use crate::decide::select::{Purpose, View};
+use crate::decide::snapshot::{PodLoad, Serves, Serving, TierBlocks};
 
 /// Position of the cheapest eligible pod, or of one drawn by cost when the policy has a temperature.
 pub(super) fn open(view: &View<'_>, draw: u64) -> Option<usize> {
-    let costs = costs(view);
-    let least = least(&costs);
-    if least == f64::INFINITY {
-        return None;
-    }
     let temperature = view.terms.scoring.temperature.get();
     if 0.0 < temperature {
-        sampled(costs, least, temperature, draw)
-    } else {
-        fewest(&costs, least, view.snapshot.loads(), draw)
+        let mut costs = Vec::new();
+        each(view, |at, cost| costs.push((at, cost)));
+        return sampled(costs, temperature, draw);
     }
+    let mut best = Best {
+        least: f64::INFINITY,
+        at: None,
+        fewest: 0,
+        ties: 0,
+        draw,
+    };
+    let loads = view.snapshot.loads();
+    each(view, |at, cost| {
+        // Rarely true, and then the processor has guessed wrong; everything else waits for nothing.
+        if cost <= best.least {
+            best.take(at, cost, loads[at].requests);
+        }
+    });
+    best.at
 }
 
-/// What each pod costs; infinity for one that is not eligible.
-fn costs(view: &View<'_>) -> Vec<f64> {
+/// Calls `visit` with the position and cost of every eligible pod.
+fn each(view: &View<'_>, visit: impl FnMut(usize, f64)) {
     let purpose = view.purpose;
-    let uses = view.snapshot.board().uses();
     let members = view.snapshot.board().members();
-    let usable = |at: usize| uses[at].allow(purpose);
     let (serves, terms) = (view.snapshot.serves(), view.terms);
     match (serves, &terms.allowed, terms.taken) {
-        (Serving::All, Allowed::All, None) => priced(view, usable),
-        (serves, allowed, taken) => priced(view, |at| {
-            let pod = &members[at];
-            usable(at)
-                && serves.at(at) == Serves::Yes
-                // The subset concerns destinations; see `check`.
-                && (purpose == crate::decide::Purpose::Prefill || allowed.holds(pod.endpoint))
-                && taken != Some(pod.pod)
-        }),
+        (Serving::All, Allowed::All, None) => sized(view, |_| true, visit),
+        (serves, allowed, taken) => {
+            let also = |at: usize| {
+                let pod = &members[at];
+                serves.at(at) == Serves::Yes
+                    // The subset concerns destinations; see `check`.
+                    && (purpose == Purpose::Prefill || allowed.holds(pod.endpoint))
+                    && taken != Some(pod.pod)
+            };
+            sized(view, also, visit);
+        }
     }
 }
 
-fn priced(view: &View<'_>, eligible: impl Fn(usize) -> bool) -> Vec<f64> {
+fn sized(view: &View<'_>, also: impl Fn(usize) -> bool, visit: impl FnMut(usize, f64)) {
     let board = view.snapshot.board();
     match board.block_size() {
         Some(size) => {
             let sized = view.pricer.sized(size);
-            priced_as(view, eligible, |_| sized)
+            priced(view, also, |_| sized, visit);
         }
         None => {
             let members = board.members();
-            priced_as(view, eligible, |at| view.pricer.sized(members[at].block_size))
+            let sized = |at: usize| view.pricer.sized(members[at].block_size);
+            priced(view, also, sized, visit);
         }
     }
 }
 
-fn priced_as(
+fn priced(
     view: &View<'_>,
-    eligible: impl Fn(usize) -> bool,
+    also: impl Fn(usize) -> bool,
     sized: impl Fn(usize) -> Sized,
-) -> Vec<f64> {
-    let pricer = view.pricer;
-    let pods = view.snapshot.cached().iter().zip(view.snapshot.loads());
-    pods.enumerate()
-        .map(|(at, (cached, load))| {
-            if eligible(at) {
-                pricer.price(sized(at), cached, load).total
-            } else {
-                f64::INFINITY
-            }
-        })
-        .collect()
+    mut visit: impl FnMut(usize, f64),
+) {
+    let (snapshot, pricer, purpose) = (view.snapshot, view.pricer, view.purpose);
+    let uses = snapshot.board().uses().iter();
+    let pods = uses.zip(snapshot.cached()).zip(snapshot.loads());
+    let eligible = pods
+        .enumerate()
+        .filter(|(at, ((uses, _), _))| uses.allow(purpose) && also(*at));
+    match purpose {
+        Purpose::PrefillAndDecode | Purpose::Prefill => {
+            eligible.for_each(|(at, ((_, cached), load))| {
+                visit(at, pricer.to_prefill(sized(at), cached, load).total);
+            });
+        }
+        Purpose::DecodeOnly => eligible.for_each(|(at, ((_, cached), load))| {
+            visit(at, pricer.to_decode(sized(at), cached, load).total);
+        }),
+    }
 }
 
-/// The least of `costs`. Several minima are kept at a time: each comparison alone would wait for the
-/// one before.
-fn least(costs: &[f64]) -> f64 {
-    let smaller = |a: f64, b: f64| if b < a { b } else { a };
-    let mut minima = [f64::INFINITY; LANES];
-    let (chunks, rest) = costs.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (least, cost) in minima.iter_mut().zip(chunk) {
-            *least = smaller(*least, *cost);
-        }
-    }
-    let all = minima.iter().chain(rest);
-    all.fold(f64::INFINITY, |least, cost| smaller(least, *cost))
+/// The cheapest pod so far. Among equals one with the fewest requests, so that a burst of equal
+/// requests spreads; among those each with the same probability over `draw`.
+struct Best {
+    least: f64,
+    at: Option<usize>,
+    fewest: u32,
+    ties: u64,
+    draw: u64,
 }
 
-/// Among the pods that cost `least`, one with the fewest requests, so that a burst of equal requests
-/// spreads; among those each with the same probability over `draw`.
-fn fewest(costs: &[f64], least: f64, loads: &[PodLoad], draw: u64) -> Option<usize> {
-    let mut best: Option<(usize, u32)> = None;
-    let mut ties = 1;
-    for (at, _) in costs.iter().enumerate().filter(|(_, cost)| **cost == least) {
-        let requests = loads[at].requests;
-        match best {
-            Some((_, fewest)) if fewest < requests => {}
-            Some((_, fewest)) if fewest == requests => {
-                ties += 1;
-                // One in `ties` replaces the one before: each ends with the same probability.
-                if scale(mix(draw, ties), ties) == 0 {
-                    best = Some((at, requests));
-                }
+impl Best {
+    /// A pod that costs no more than the cheapest so far.
+    #[inline(never)]
+    fn take(&mut self, at: usize, cost: f64, requests: u32) {
+        if self.at.is_none() || cost < self.least || requests < self.fewest {
+            self.ties = 1;
+        } else if requests == self.fewest {
+            self.ties += 1;
+            // One in `ties` replaces the one before: each ends with the same probability.
+            if scale(mix(self.draw, self.ties), self.ties) != 0 {
+                return;
             }
-            _ => {
-                ties = 1;
-                best = Some((at, requests));
-            }
+        } else {
+            return;
         }
+        (self.least, self.at, self.fewest) = (cost, Some(at), requests);
     }
-    best.map(|(at, _)| at)
 }
 
 /// A pod drawn by softmax of its cost, negated and scaled to `0..=1` between the cheapest and the
 /// dearest.
-fn sampled(mut costs: Vec<f64>, least: f64, temperature: f64, draw: u64) -> Option<usize> {
-    let finite = costs.iter().filter(|cost| cost.is_finite());
-    let most = finite.fold(least, |most, cost| most.max(*cost));
+fn sampled(mut costs: Vec<(usize, f64)>, temperature: f64, draw: u64) -> Option<usize> {
+    let all = || costs.iter().map(|(_, cost)| *cost);
+    let (least, most) = (all().fold(f64::MAX, f64::min), all().fold(0.0, f64::max));
     let mut sum = 0.0;
-    for cost in &mut costs {
-        let share = if !cost.is_finite() {
-            f64::INFINITY
-        } else if least < most {
+    for (_, cost) in &mut costs {
+        let share = if least < most {
             (*cost - least) / (most - least)
         } else {
             0.0
@@ -139,19 +140,13 @@ fn sampled(mut costs: Vec<f64>, least: f64, temperature: f64, draw: u64) -> Opti
     }
     // 53 bits, so that the product stays below the sum.
     let mut left = (draw >> 11) as f64 / (1_u64 << 53) as f64 * sum;
-    let mut last = None;
-    for (at, weight) in costs.iter().enumerate() {
-        // A pod that is not eligible weighs nothing.
-        if *weight <= 0.0 {
-            continue;
-        }
+    for (at, weight) in &costs {
         if left < *weight {
-            return Some(at);
+            return Some(*at);
         }
         left -= weight;
-        last = Some(at);
     }
-    last
+    costs.last().map(|(at, _)| *at)
 }
 
 /// A number that looks unrelated for each `step` of one `draw` (the finalizer of SplitMix64).

@@ -280,10 +280,14 @@ impl Snapshot {
 impl FromIterator<Candidate> for Snapshot {
     fn from_iter<T: IntoIterator<Item = Candidate>>(candidates: T) -> Snapshot {
         let candidates: Vec<Candidate> = candidates.into_iter().collect();
-        let column = |candidate: &Candidate| candidate.serves;
+        let serves = || candidates.iter().map(|pod| pod.serves);
         Snapshot {
             board: Arc::new(Board::new(candidates.iter().map(Candidate::member).collect())),
-            serves: Serving::Each(candidates.iter().map(column).collect()),
+            serves: if serves().all(|serves| serves == Serves::Yes) {
+                Serving::All
+            } else {
+                Serving::Each(serves().collect())
+            },
             cached: candidates.iter().map(|pod| pod.cached).collect(),
             loads: candidates.iter().map(|pod| pod.load).collect(),
         }
