@@ -1,10 +1,13 @@
-//! Where the time of one decision goes: observing, deciding and booking at 8, 64, 256 and 1,000 pods.
+//! Where the time of one decision goes, at 8, 64, 256 and 1,000 pods.
 //!
 //!     cargo bench --bench pick
 //!
-//! Every pod has an engine report; half the prompts continue a conversation that one pod in eight holds,
-//! and each pod runs some 8 requests. `pick` is the whole of it over a chat body of about 1,000 tokens:
-//! parse, encode, observe, decide, book, records. Medians in nanoseconds.
+//! First the stages alone: looking at pods and index, reading what was promised, deciding, booking. Then
+//! `pick`, the whole of it over a chat body of about 1,000 tokens (parse, encode, observe, decide, book,
+//! records): without a shadow, with one that moves thresholds (`near`) and one that scores otherwise
+//! (`far`). A shadow is asked once the answer is out; what that takes is `settle`. Every pod has an engine
+//! report, runs some 8 requests, and prompts begin alike. Medians in nanoseconds; pickers with and without
+//! a shadow alternate in no fixed order, so that what else the machine does falls on all.
 
 #![allow(
     missing_docs,
@@ -28,7 +31,7 @@ use sidestep::kv::index::Index;
 use sidestep::load::{Admission, Ledger};
 use sidestep::names::Endpoint;
 use sidestep::observe::{Observer, Sources};
-use sidestep::pick::{Head, InForce, Parts, Picker};
+use sidestep::pick::{Flight, Head, InForce, InShadow, Parts, Picker};
 use sidestep::prompt::{Encoder, Profile, Profiles};
 use sidestep::route::Dialect;
 use sidestep::telemetry::journal::Journal;
@@ -45,15 +48,26 @@ const ROUNDS: usize = 5_000;
 const PROMPT: usize = 1_000;
 
 fn main() {
-    println!("{:>8}{:>10}{:>10}{:>10}{:>10}{:>12}", "pods", "look", "loads", "decide", "book", "pick");
+    let stages_head = ["pods", "look", "loads", "decide", "book"];
+    let whole_head = ["pick", "near", "far", "settle near", "settle far"];
+    let cell = |text: &str| format!("{text:>12}");
+    let head = stages_head.iter().chain(&whole_head);
+    println!("{}", head.map(|text| cell(text)).collect::<String>());
     for pods in [8, 64, 256, 1_000] {
-        let stages = stages(pods);
-        let whole = whole(pods);
-        print!("{pods:>8}");
-        for time in stages {
-            print!("{time:>10}");
+        let mut row = cell(&pods.to_string());
+        for time in stages(pods) {
+            row += &cell(&time.to_string());
         }
-        println!("{whole:>12}");
+        let ([none, near, far], settling) = whole(pods);
+        let more = |with: u64| format!("{:+.1} %", (with as f64 / none as f64 - 1.0) * 100.0);
+        row += &cell(&none.to_string());
+        for with in [near, far] {
+            row += &cell(&more(with));
+        }
+        for time in settling {
+            row += &cell(&time.to_string());
+        }
+        println!("{row}");
     }
 }
 
@@ -139,13 +153,24 @@ fn stages(pods: u16) -> [u64; 4] {
     times.map(median)
 }
 
-fn whole(pods: u16) -> u64 {
-    let picker = picker(pods);
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let mut running = VecDeque::new();
-    let mut times = Vec::new();
+/// Median nanoseconds of a whole pick without a shadow, with a near one and with a far one, in no
+/// fixed order; and of what the two shadows cost once the answer is out.
+fn whole(pods: u16) -> ([u64; 3], [u64; 2]) {
+    let pickers = shadows().map(|shadow| {
+        let picker = picker(pods);
+        picker.set_shadow(shadow);
+        picker
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let mut running: [VecDeque<Flight>; 3] = Default::default();
+    let mut times: [Vec<u64>; 3] = Default::default();
+    let mut settling: [Vec<u64>; 3] = Default::default();
+    let warm = usize::from(pods) * 8;
     runtime.block_on(async {
-        for round in 0..ROUNDS + usize::from(pods) * 8 {
+        for round in 0..3 * (ROUNDS + warm) {
+            let which = (mix(round as u64 ^ 0x5eed) >> 32) as usize % 3;
             let head = Head {
                 method: "POST".into(),
                 path: "/v1/chat/completions".into(),
@@ -153,17 +178,37 @@ fn whole(pods: u16) -> u64 {
             };
             let body = body(round % 256);
             let began = Instant::now();
-            let picked = picker.pick(head, Some(body)).await.unwrap();
-            let time = began.elapsed();
-            running.push_back(picked.flight);
-            if usize::from(pods) * 8 < running.len() {
-                let flight = running.pop_front().unwrap();
-                flight.finish();
-                times.push(time.as_nanos() as u64);
+            let picked = pickers[which].pick(head, Some(body)).await.unwrap();
+            let picked_at = Instant::now();
+            let mut flight = picked.flight;
+            flight.settle();
+            let settled_at = Instant::now();
+            let running = &mut running[which];
+            running.push_back(flight);
+            if warm < running.len() {
+                running.pop_front().unwrap().finish();
+                times[which].push((picked_at - began).as_nanos() as u64);
+                settling[which].push((settled_at - picked_at).as_nanos() as u64);
             }
         }
     });
-    median(times)
+    let [_, near, far] = settling.map(median);
+    (times.map(median), [near, far])
+}
+
+/// None, one that moves thresholds, one that scores otherwise.
+fn shadows() -> [InShadow; 3] {
+    let mut near = policy();
+    if let Bypass::IslBounding(bound) = &mut near.rules[0].bypass {
+        bound.threshold = Tokens(4_096);
+    }
+    let mut far = near.clone();
+    far.scoring.host_tier = Ratio::new(0.5).unwrap();
+    [
+        InShadow::Nothing,
+        InShadow::Policy(near),
+        InShadow::Policy(far),
+    ]
 }
 
 fn median(mut times: Vec<u64>) -> u64 {

@@ -118,6 +118,13 @@ impl Board {
         self.size
     }
 
+    /// Memory that it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let slot = size_of::<Option<u16>>();
+        self.members.len() * (size_of::<Member>() + size_of::<Uses>()) + self.by_slot.len() * slot
+    }
+
     /// Per pod, what it may be used for.
     pub(super) fn uses(&self) -> &[Uses] {
         &self.uses

@@ -5,10 +5,10 @@
 //! Invariant: a pod is eligible here exactly where `View::check` says so, and costs what
 //! `View::price` says; only the order of the work differs.
 
-use crate::decide::cost::{Cost, Sized};
+use crate::decide::cost::Sized;
 use crate::decide::eligibility::Allowed;
 use crate::decide::select::{Purpose, View};
-use crate::decide::snapshot::{PodLoad, Serves, Serving, TierBlocks};
+use crate::decide::snapshot::{Serves, Serving};
 
 /// Position of the cheapest eligible pod, or of one drawn by cost when the policy has a temperature.
 pub(super) fn open(view: &View<'_>, draw: u64) -> Option<usize> {

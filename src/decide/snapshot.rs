@@ -264,6 +264,12 @@ impl Snapshot {
         (0..self.len()).map(|position| self.candidate(position))
     }
 
+    /// Memory of its own, without that of the board.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.len() * (size_of::<TierBlocks>() + size_of::<PodLoad>() + size_of::<Serves>())
+    }
+
     pub(super) fn serves(&self) -> &Serving {
         &self.serves
     }

@@ -28,6 +28,8 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tonic::Status;
 
+/// After so long without a message the answer to the request is surely on its way.
+const OUT: Duration = Duration::from_millis(1);
 /// Most leases at once; beyond it, load of unseen responses is released when their stream ends.
 const LEASES: usize = 65_536;
 
@@ -49,6 +51,12 @@ pub trait PickPods: Send + Sync + 'static {
 
 /// Follows a request after its pick.
 pub trait Follow: Send + 'static {
+    /// Whether something is left to do that nobody waits for.
+    fn unsettled(&self) -> bool {
+        false
+    }
+    /// Does it: the answer to the request is out.
+    fn settle(&mut self) {}
     /// The response's headers came.
     fn response_headers(&mut self, status: Option<u16>, served: Option<Endpoint>);
     /// The first bytes of the response came.
@@ -131,6 +139,8 @@ enum Happened<F> {
     Picked(Result<(Plan, F), Refusal>),
     Expired,
     Cut,
+    /// Nothing, for a while after the answer.
+    Quiet,
 }
 
 impl<S, P> Exchange<S, P>
@@ -187,6 +197,12 @@ where
                 Happened::Picked(outcome) => self.picked(outcome),
                 Happened::Expired => self.session.expired(),
                 Happened::Cut => self.cut(),
+                Happened::Quiet => {
+                    if let Some(flight) = &mut self.flight {
+                        flight.settle();
+                    }
+                    continue;
+                }
             };
             self.perform(actions);
         }
@@ -198,8 +214,10 @@ where
             shared,
             pick,
             deadline,
+            flight,
             ..
         } = self;
+        let unsettled = flight.as_ref().is_some_and(Follow::unsettled);
         // A gateway that never stops sending must not keep the deadline from being seen.
         if let Some(deadline) = deadline
             && deadline.deadline() <= Instant::now()
@@ -219,6 +237,7 @@ where
                 Some(deadline) => deadline.await,
                 None => std::future::pending().await,
             } } => Happened::Expired,
+            () = tokio::time::sleep(OUT), if unsettled => Happened::Quiet,
             () = shared.cut.cancelled() => Happened::Cut,
         }
     }

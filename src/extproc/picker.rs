@@ -24,6 +24,14 @@ impl PickPods for Picker {
 }
 
 impl Follow for Flight {
+    fn unsettled(&self) -> bool {
+        Flight::unsettled(self)
+    }
+
+    fn settle(&mut self) {
+        Flight::settle(self);
+    }
+
     fn response_headers(&mut self, status: Option<u16>, served: Option<Endpoint>) {
         Flight::response_headers(self, status, served);
     }

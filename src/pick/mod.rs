@@ -6,6 +6,7 @@
 
 mod admit;
 mod ask;
+mod beside;
 mod draws;
 mod explain;
 pub mod flight;
@@ -35,6 +36,7 @@ use crate::names::Endpoint;
 use crate::observe::Observer;
 use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
+use crate::pick::beside::Beside;
 use crate::pick::draws::Draws;
 use crate::pick::flight::{Addressee, Progress};
 use crate::pick::readable::History;
@@ -203,14 +205,13 @@ impl Picker {
         let in_force = self.in_force.load_full();
         let understood = self.understand(head, body).await?;
         let understood_at = Instant::now();
-        let in_shadow = self.in_shadow.load();
+        let in_shadow = self.in_shadow.load_full();
         let Admitted {
             decision,
             booking,
             ask,
             observation,
             session,
-            shadow,
             stages,
         } = self.admit((&in_force, &in_shadow), head, &understood, span)?;
 
@@ -248,19 +249,19 @@ impl Picker {
             times,
             trace_id: span.trace_id().map(|trace| trace.to_string()),
             flip: nearest_flip(&decision, &in_force.policy),
-            shadow,
         };
         span.decided(&decision, &facts);
         self.metrics.decision(began.elapsed(), span.trace_id());
         self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
-        self.recent.push(Remembered {
+        let remembered = Arc::new(Remembered {
             record: Arc::clone(&record),
             ask,
             observation,
             in_force: Arc::clone(&in_force),
         });
+        self.recent.push(Arc::clone(&remembered));
         let settled = Settled {
             booking,
             record,
@@ -269,6 +270,13 @@ impl Picker {
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
             counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
+            beside: in_shadow.policy().is_some().then(|| {
+                Box::new(Beside {
+                    remembered,
+                    decision,
+                    in_shadow: Arc::clone(&in_shadow),
+                })
+            }),
         };
         Ok((plan, settled))
     }
@@ -355,6 +363,7 @@ impl Picker {
             route: settled.route,
             predicted: settled.predicted,
             counted: settled.counted,
+            beside: settled.beside,
             status: None,
             progress: Progress::Waiting,
             tail: Tail::default(),
@@ -443,6 +452,7 @@ struct Settled {
     route: &'static str,
     predicted: Option<u64>,
     counted: Option<u64>,
+    beside: Option<Box<Beside>>,
 }
 
 /// Which of the two pods of `decision` the plan made the destination.

@@ -19,8 +19,9 @@ use std::sync::Arc;
 
 /// Decisions that are remembered.
 pub const MOST_DECISIONS: usize = 256;
-/// Pods over all remembered decisions: about 16 MiB.
-const MOST_CANDIDATES: usize = 64 * 1024;
+/// Memory for what they were made from, in bytes. At 1,000 pods a decision takes some 40 KB, and 150 KB
+/// when something about the pods has changed since the one before.
+const MOST_BYTES: usize = 32 << 20;
 /// Longest model name of a decision that is remembered: what clients write must not fill the memory.
 const LONGEST_MODEL: usize = 256;
 
@@ -39,13 +40,18 @@ pub(super) struct Recent(Mutex<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    ring: VecDeque<Arc<Remembered>>,
-    candidates: usize,
+    ring: VecDeque<(Arc<Remembered>, usize)>,
+    bytes: usize,
 }
 
 impl Remembered {
-    fn size(&self) -> usize {
-        self.observation.snapshot.len()
+    /// Bytes of its own: what it shares with `before` is counted there.
+    fn bytes(&self, before: Option<&Arc<Remembered>>) -> usize {
+        let snapshot = &self.observation.snapshot;
+        let shared = before.is_some_and(|before| {
+            Arc::ptr_eq(snapshot.board(), before.observation.snapshot.board())
+        });
+        snapshot.bytes() + if shared { 0 } else { snapshot.board().bytes() }
     }
 
     pub(super) fn decide(&self, policy: &Policy) -> Result<Decision, NoRoute> {
@@ -55,20 +61,21 @@ impl Remembered {
 
 impl Recent {
     /// Adds a decision; the oldest ones go when there are too many, or too many pods in them.
-    pub(super) fn push(&self, remembered: Remembered) {
+    pub(super) fn push(&self, remembered: Arc<Remembered>) {
         let long = |model: &crate::names::ModelName| LONGEST_MODEL < model.as_str().len();
-        if MOST_CANDIDATES < remembered.size() || remembered.ask.model.as_ref().is_some_and(long) {
+        if remembered.ask.model.as_ref().is_some_and(long) {
             return;
         }
         let mut gone = Vec::new();
         let mut held = self.0.lock();
-        held.candidates += remembered.size();
-        held.ring.push_back(Arc::new(remembered));
-        while MOST_DECISIONS < held.ring.len() || MOST_CANDIDATES < held.candidates {
-            let Some(oldest) = held.ring.pop_front() else {
+        let bytes = remembered.bytes(held.ring.back().map(|(last, _)| last));
+        held.bytes += bytes;
+        held.ring.push_back((remembered, bytes));
+        while MOST_DECISIONS < held.ring.len() || MOST_BYTES < held.bytes {
+            let Some((oldest, bytes)) = held.ring.pop_front() else {
                 break;
             };
-            held.candidates -= oldest.size();
+            held.bytes -= bytes;
             gone.push(oldest);
         }
         // Freed after the lock is.
@@ -78,12 +85,13 @@ impl Recent {
     fn last(&self, most: usize) -> Vec<Arc<Remembered>> {
         let held = self.0.lock();
         let skip = held.ring.len().saturating_sub(most);
-        held.ring.iter().skip(skip).cloned().collect()
+        let last = held.ring.iter().skip(skip);
+        last.map(|(one, _)| Arc::clone(one)).collect()
     }
 
     pub(super) fn find(&self, id: &str) -> Option<Arc<Remembered>> {
         let held = self.0.lock();
-        let mut newest_first = held.ring.iter().rev();
+        let mut newest_first = held.ring.iter().rev().map(|(one, _)| one);
         newest_first.find(|one| one.record.id == id).cloned()
     }
 }

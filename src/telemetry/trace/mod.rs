@@ -22,6 +22,7 @@ pub use queue::ExportStats;
 use crate::decide::Decision;
 use crate::telemetry::fields;
 use crate::telemetry::record::{Facts, Usage};
+use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::queue::{Entry, Queue};
 use crate::telemetry::trace::settings::{Parent, QueueSettings, Sampling, TraceSettings};
 use crate::telemetry::trace::turns::Turns;
@@ -307,6 +308,11 @@ impl PickSpan {
                 recording.child(name, after, took);
             }
         });
+    }
+
+    /// Writes what the policy in the shadow would have done.
+    pub fn beside(&mut self, shadow: &ShadowFacts) {
+        self.write(|_, span| attributes::shadow(span, shadow));
     }
 
     /// Writes a refusal and marks the span as failed.
