@@ -23,9 +23,7 @@ use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, Rule, Scoring,
     SessionAffinity, TierCredit,
 };
-use sidestep::decide::snapshot::{
-    Affinity, Ask, AskKind, Counted, LocalPrefill, Role, Subset,
-};
+use sidestep::decide::snapshot::{Affinity, Ask, AskKind, Counted, LocalPrefill, Role, Subset};
 use sidestep::fleet::{Listed, PodSpec, Probe, Reported, Roster};
 use sidestep::kv::index::Index;
 use sidestep::load::{Admission, Ledger};
@@ -96,7 +94,8 @@ fn picker(pods: u16) -> Picker {
             roster,
             Arc::new(Index::new(Default::default())),
             Arc::new(Sources::default()),
-            BlockSize::new(16).unwrap(),),
+            BlockSize::new(16).unwrap(),
+        ),
         ledger: Ledger::default(),
         in_force: InForce {
             policy: policy(),
@@ -144,7 +143,12 @@ fn stages(pods: u16) -> [u64; 4] {
         running.push_back(booking);
         if usize::from(pods) * 8 < running.len() {
             running.pop_front();
-            let spans = [looked - began, loaded - looked, decided - loaded, booked - decided];
+            let spans = [
+                looked - began,
+                loaded - looked,
+                decided - loaded,
+                booked - decided,
+            ];
             for (times, span) in times.iter_mut().zip(spans) {
                 times.push(span.as_nanos() as u64);
             }

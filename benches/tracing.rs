@@ -233,7 +233,8 @@ fn picker(tracing: Tracing) -> Arc<Picker> {
             roster,
             Arc::new(Index::new(Default::default())),
             Arc::new(Sources::default()),
-            BlockSize::new(16).unwrap(),),
+            BlockSize::new(16).unwrap(),
+        ),
         ledger: Ledger::default(),
         in_force: InForce {
             policy: policy(),

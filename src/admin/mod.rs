@@ -2,8 +2,8 @@
 //!
 //! Lives here: a small HTTP/1.1 server, its routes, who may see what.
 //! Never here: anything that changes a decision; prompt text.
-//! Invariant: every answer is bounded, and nothing here waits on a request path's lock for longer
-//! than a copy.
+//! Invariant: every answer is bounded, nothing here waits on a request path's lock for longer than a
+//! copy, and what takes milliseconds is done on threads that serve no request.
 
 pub mod access;
 mod explain;
@@ -14,6 +14,7 @@ mod routes;
 mod what_if;
 
 use crate::admin::access::{Access, Denied, Ends};
+use crate::admin::routes::Answer;
 use crate::decide::{Because, Ineligible};
 use crate::pick::{Explainer, Picker};
 use bytes::Bytes;
@@ -35,6 +36,9 @@ use tokio::task::JoinSet;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most connections served at once; further ones wait to be accepted.
 const CONNECTIONS: usize = 64;
+
+/// Answers worked on at once; further ones wait, so that watching leaves the cores to requests.
+const WORKING: usize = 2;
 
 /// An answer: whole, or a live stream.
 type Body = Either<Full<Bytes>, live::Feed>;
@@ -58,6 +62,7 @@ struct Service {
     admin: Admin,
     live: Arc<Semaphore>,
     what_if: Semaphore,
+    working: Semaphore,
 }
 
 /// Serves the admin port until `shutdown` resolves.
@@ -73,6 +78,7 @@ pub async fn serve(
         admin,
         live: Arc::new(Semaphore::new(live::CLIENTS)),
         what_if: Semaphore::new(1),
+        working: Semaphore::new(WORKING),
     });
     let mut connections = JoinSet::new();
     tokio::pin!(shutdown);
@@ -156,12 +162,28 @@ impl Service {
                 whole(explain::answer(explainer, request).await)
             }
             (&Method::GET, "/v1/settings") => whole(routes::json(&self.settings())),
-            _ => whole(routes::answer(picker, request.method(), request.uri())),
+            (method, path) if routes::quick(path) => {
+                whole(routes::answer(picker, method, request.uri()))
+            }
+            _ => whole(self.aside(request).await),
         }
     }
-}
 
-impl Service {
+    /// Answers on a thread that serves no request.
+    async fn aside(&self, request: Request<Incoming>) -> Answer {
+        let stopping = || routes::error(StatusCode::SERVICE_UNAVAILABLE, "the picker is stopping");
+        let Ok(_turn) = self.working.acquire().await else {
+            return stopping();
+        };
+        let picker = Arc::clone(&self.admin.picker);
+        let (head, _) = request.into_parts();
+        let answer = move || routes::answer(&picker, &head.method, &head.uri);
+        match tokio::task::spawn_blocking(answer).await {
+            Ok(answer) => answer,
+            Err(_) => stopping(),
+        }
+    }
+
     /// What the page needs to know once: links, and what the words mean.
     fn settings(&self) -> serde_json::Value {
         let reasons = Because::ALL

@@ -1,10 +1,12 @@
 //! What the admin port answers.
 //!
 //! Lives here: one function from method and URI to a response.
-//! Never here: sockets, waiting.
+//! Never here: sockets, waiting. Some answers take milliseconds, so `admin` asks for them on threads
+//! that serve no request.
 //! Invariant: unknown paths and methods get a JSON error that says what exists.
 
 use crate::pick::Picker;
+use crate::pick::seen::PODS_SHOWN;
 use crate::telemetry::record::Record;
 use bytes::Bytes;
 use http_body_util::Full;
@@ -15,13 +17,22 @@ use serde::Serialize;
 const MOST_RECORDS: usize = 1000;
 
 /// What exists, for the answer to an unknown path.
-const PATHS: &str = "/, /metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/settings, /v1/decisions?after=N&limit=N, /v1/decisions/stream, /v1/decisions/ID, /v1/decisions/ID/candidates, /v1/explain/ID, POST /v1/explain, POST /v1/what-if";
+const PATHS: &str = "/, /metrics, /healthz, /readyz, /v1/pods, /v1/policy, /v1/settings, /v1/decisions?after=N&limit=N, /v1/decisions/stream, /v1/decisions/ID, /v1/decisions/ID/candidates?most=N, /v1/explain/ID, POST /v1/decisions/hold?instead=N, POST /v1/explain, POST /v1/what-if";
 
 /// What the admin port answers.
 pub(super) type Answer = Response<Full<Bytes>>;
 
+/// Whether the answer is so quick that nothing is gained by making it elsewhere; probes must not wait
+/// behind anything.
+pub(super) fn quick(path: &str) -> bool {
+    matches!(path, "/healthz" | "/readyz")
+}
+
 /// Answers one request.
 pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
+    if (method, uri.path()) == (&Method::POST, "/v1/decisions/hold") {
+        return hold(picker, uri);
+    }
     if method != Method::GET && method != Method::HEAD {
         return error(StatusCode::METHOD_NOT_ALLOWED, "expected GET");
     }
@@ -40,37 +51,13 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
         ),
         "/v1/pods" => json(&picker.pods()),
         "/v1/policy" => json(&picker.policy_summary()),
-        "/v1/decisions" => {
-            let number = |name| query(uri, name).map_or(Ok(None), |text| text.parse().map(Some));
-            match (number("after"), number("limit")) {
-                (Ok(after), Ok(limit)) => {
-                    let limit = limit.map_or(100, |limit: u64| {
-                        usize::try_from(limit).unwrap_or(MOST_RECORDS)
-                    });
-                    json(
-                        &picker
-                            .journal()
-                            .after(after.unwrap_or(0), limit.min(MOST_RECORDS)),
-                    )
-                }
-                _ => error(
-                    StatusCode::BAD_REQUEST,
-                    "after, limit: expected a whole number of at least 0",
-                ),
-            }
-        }
+        "/v1/decisions" => decisions(picker, uri),
         path => match (
             path.strip_prefix("/v1/decisions/"),
             path.strip_prefix("/v1/explain/"),
         ) {
             (Some(rest), _) if rest.ends_with("/candidates") => {
-                match picker.candidates(rest.trim_end_matches("/candidates")) {
-                    Some(candidates) => json(&candidates),
-                    None => error(
-                        StatusCode::NOT_FOUND,
-                        "what this decision was made from is no longer remembered",
-                    ),
-                }
+                candidates(picker, rest.trim_end_matches("/candidates"), uri)
             }
             (Some(id), _) => found(picker, id, json),
             (None, Some(id)) => found(picker, id, |record| json(&record.explanation())),
@@ -82,8 +69,51 @@ pub(super) fn answer(picker: &Picker, method: &Method, uri: &Uri) -> Answer {
     }
 }
 
+fn decisions(picker: &Picker, uri: &Uri) -> Answer {
+    let (Ok(after), Ok(limit)) = (number(uri, "after"), number(uri, "limit")) else {
+        return not_a_number("after, limit");
+    };
+    let limit = limit.map_or(100, |limit| limit.min(MOST_RECORDS as u64) as usize);
+    json(&picker.journal().after(after.unwrap_or(0), limit))
+}
+
+fn candidates(picker: &Picker, id: &str, uri: &Uri) -> Answer {
+    let Ok(most) = number(uri, "most") else {
+        return not_a_number("most");
+    };
+    let most = most.map_or(PODS_SHOWN, |most| {
+        usize::try_from(most).unwrap_or(usize::MAX)
+    });
+    match picker.candidates(id, most) {
+        Some(candidates) => json(&candidates),
+        None => error(
+            StatusCode::NOT_FOUND,
+            "what this decision was made from is no longer remembered",
+        ),
+    }
+}
+
+/// Holds what is remembered, for a reader whose list stands still.
+fn hold(picker: &Picker, uri: &Uri) -> Answer {
+    let Ok(instead) = number(uri, "instead") else {
+        return not_a_number("instead");
+    };
+    let (hold, decisions) = picker.hold(instead);
+    json(&serde_json::json!({ "hold": hold, "decisions": decisions }))
+}
+
+/// The number that the query has under `name`, if any.
+fn number(uri: &Uri, name: &str) -> Result<Option<u64>, std::num::ParseIntError> {
+    query(uri, name).map(str::parse).transpose()
+}
+
+fn not_a_number(names: &str) -> Answer {
+    let message = format!("{names}: expected a whole number of at least 0");
+    error(StatusCode::BAD_REQUEST, &message)
+}
+
 fn found(picker: &Picker, id: &str, show: impl FnOnce(&Record) -> Answer) -> Answer {
-    match picker.journal().find(id) {
+    match picker.record(id) {
         Some(record) => show(&record),
         None => error(
             StatusCode::NOT_FOUND,

@@ -84,12 +84,15 @@ pub(super) async fn answer(
         return error(StatusCode::SERVICE_UNAVAILABLE, "the picker is stopping");
     };
     let picker = Arc::clone(picker);
-    match tokio::task::spawn_blocking(move || picker.what_if(&edit, last)).await {
-        Ok(Some(answer)) => json(&answer),
-        Ok(None) => unprocessable(&[Fault {
+    let answer = move || match picker.what_if(&edit, last) {
+        Some(answer) => json(&answer),
+        None => unprocessable(&[Fault {
             path: "rule".to_owned(),
             message: "expected the index of a rule, found none such".to_owned(),
         }]),
+    };
+    match tokio::task::spawn_blocking(answer).await {
+        Ok(answer) => answer,
         Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "the picker is stopping"),
     }
 }

@@ -167,7 +167,8 @@ impl App {
                 Arc::clone(&roster),
                 Arc::clone(&index),
                 Arc::clone(&sources),
-                default_block_size,),
+                default_block_size,
+            ),
             ledger: ledger.clone(),
             in_force: InForce {
                 policy: loaded.policy,

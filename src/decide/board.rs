@@ -54,7 +54,8 @@ pub(super) struct Uses(u8);
 
 impl Uses {
     fn of(member: &Member) -> Uses {
-        let usable = |purpose: &Purpose| check(member, Serves::Yes, &Allowed::All, *purpose).is_ok();
+        let usable =
+            |purpose: &Purpose| check(member, Serves::Yes, &Allowed::All, *purpose).is_ok();
         let bits = Purpose::ALL.iter().filter(|purpose| usable(purpose));
         Uses(bits.fold(0, |bits, purpose| bits | bit(*purpose)))
     }
@@ -78,7 +79,9 @@ impl Board {
     /// A board of `members`, whose slots differ.
     #[must_use]
     pub fn new(members: Vec<Member>) -> Board {
-        let slots = members.iter().map(|member| usize::from(member.pod.slot) + 1);
+        let slots = members
+            .iter()
+            .map(|member| usize::from(member.pod.slot) + 1);
         let mut by_slot = vec![None; slots.max().unwrap_or(0)];
         for (position, member) in members.iter().enumerate() {
             by_slot[usize::from(member.pod.slot)] = u16::try_from(position).ok();

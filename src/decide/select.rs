@@ -231,12 +231,7 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(
-        ask: &Ask,
-        snapshot: &'a Snapshot,
-        terms: &'a Terms<'_>,
-        purpose: Purpose,
-    ) -> View<'a> {
+    fn new(ask: &Ask, snapshot: &'a Snapshot, terms: &'a Terms<'_>, purpose: Purpose) -> View<'a> {
         View {
             snapshot,
             terms,
@@ -266,7 +261,8 @@ impl<'a> View<'a> {
         let size = self.snapshot.board().members()[position].block_size;
         let (cached, loads) = (self.snapshot.cached(), self.snapshot.loads());
         let sized = self.pricer.sized(size);
-        self.pricer.price(sized, &cached[position], &loads[position])
+        self.pricer
+            .price(sized, &cached[position], &loads[position])
     }
 }
 

@@ -288,7 +288,9 @@ impl FromIterator<Candidate> for Snapshot {
         let candidates: Vec<Candidate> = candidates.into_iter().collect();
         let serves = || candidates.iter().map(|pod| pod.serves);
         Snapshot {
-            board: Arc::new(Board::new(candidates.iter().map(Candidate::member).collect())),
+            board: Arc::new(Board::new(
+                candidates.iter().map(Candidate::member).collect(),
+            )),
             serves: if serves().all(|serves| serves == Serves::Yes) {
                 Serving::All
             } else {

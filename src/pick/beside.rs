@@ -9,7 +9,7 @@ use crate::decide::snapshot::{Ask, Snapshot};
 use crate::decide::{Decision, NoRoute, Policy};
 use crate::pick::InShadow;
 use crate::pick::ask;
-use crate::pick::whatif::Remembered;
+use crate::pick::recent::Remembered;
 use crate::telemetry::shadow::ShadowFacts;
 use std::sync::Arc;
 

@@ -4,10 +4,10 @@
 //! Never here: waiting, bookings.
 //! Invariant: a pick and its explanation ask the same question of the same kernel.
 
+use crate::decide::Decision;
 use crate::decide::policy::{Policy, SessionAffinity};
 use crate::decide::reason::NoRoute;
 use crate::decide::snapshot::{Ask, Snapshot};
-use crate::decide::Decision;
 use crate::load::{Admission, Loads};
 use crate::names::SessionId;
 use crate::pick::ask::{self, Understood};
@@ -71,7 +71,11 @@ impl<'a> Question<'a> {
         result: &Result<Decision, NoRoute>,
     ) -> Option<ShadowFacts> {
         let shadow = self.shadow?;
-        Some(beside::facts((ask, snapshot), (self.policy, result), shadow))
+        Some(beside::facts(
+            (ask, snapshot),
+            (self.policy, result),
+            shadow,
+        ))
     }
 
     /// What becomes of the session with `decision`, made for `ask`.

@@ -1,20 +1,20 @@
 //! Every pod as one of the last decisions saw it.
 //!
-//! Lives here: [`Candidates`], made of what is remembered (see `whatif`).
+//! Lives here: [`Candidates`], made of what is remembered (see `recent`).
 //! Never here: costs of its own: they are the kernel's.
-//! Invariant: what is shown is what was decided from, and at most `MOST_SHOWN` pods.
+//! Invariant: what is shown is what was decided from, and no more pods than were asked for.
 
 use crate::decide::select::{Purpose, Terms, survey};
 use crate::decide::{Cost, Decision, Ineligible};
 use crate::names::PodId;
 use crate::pick::Picker;
-use crate::pick::whatif::Remembered;
+use crate::pick::recent::Remembered;
 use crate::telemetry::explanation::CostLine;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Pods that one answer shows.
-const MOST_SHOWN: usize = 100;
+/// Pods that one answer shows, unless another number is asked for.
+pub const PODS_SHOWN: usize = 100;
 
 /// Every pod as one decision saw it.
 #[derive(Clone, Debug, Serialize)]
@@ -69,9 +69,10 @@ impl Offer {
 }
 
 impl Picker {
-    /// Every pod as the decision `id` saw it, while it is remembered.
+    /// Every pod as the decision `id` saw it, while it is remembered; of more than `most` pods, those
+    /// of least cost.
     #[must_use]
-    pub fn candidates(&self, id: &str) -> Option<Candidates> {
+    pub fn candidates(&self, id: &str, most: usize) -> Option<Candidates> {
         let one = self.recent.find(id)?;
         let policy = &one.in_force.policy;
         let decision = one.decide(policy).ok();
@@ -81,8 +82,8 @@ impl Picker {
             let ((a_chosen, a_cost), (b_chosen, b_cost)) = (key(a), key(b));
             a_chosen.cmp(&b_chosen).then(a_cost.total_cmp(&b_cost))
         });
-        let left_out = pods.len().saturating_sub(MOST_SHOWN);
-        pods.truncate(MOST_SHOWN);
+        let left_out = pods.len().saturating_sub(most);
+        pods.truncate(most);
         Some(Candidates {
             id: one.record.id.clone(),
             pods,

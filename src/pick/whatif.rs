@@ -1,100 +1,21 @@
 //! The last decisions, decided again under other thresholds.
 //!
-//! Lives here: `Recent`, the bounded memory of what was asked and seen, and [`WhatIf`].
+//! Lives here: [`WhatIf`].
 //! Never here: files and forms (see `admin`), choices of its own: all of them are the kernel's.
 //! Invariant: a decision that is decided again under its own policy comes out the same, because the
 //! kernel looks at nothing but what is remembered here.
 
+use crate::decide::Decision;
 use crate::decide::policy::{Bypass, DecodeGate, Policy, Rule};
 use crate::decide::reason::NoRoute;
-use crate::decide::snapshot::Ask;
-use crate::decide::{Decision, decide};
 use crate::observe::Observation;
-use crate::pick::{InForce, Picker};
-use crate::telemetry::record::Record;
-use parking_lot::Mutex;
+use crate::pick::Picker;
+use crate::pick::recent::Remembered;
 use serde::Serialize;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Decisions that are remembered.
+/// Decisions that are decided again at most.
 pub const MOST_DECISIONS: usize = 256;
-/// Memory for what they were made from, in bytes. At 1,000 pods a decision takes some 40 KB, and 150 KB
-/// when something about the pods has changed since the one before.
-const MOST_BYTES: usize = 32 << 20;
-/// Longest model name of a decision that is remembered: what clients write must not fill the memory.
-const LONGEST_MODEL: usize = 256;
-
-/// One decision with all that it was made from.
-#[derive(Debug)]
-pub(super) struct Remembered {
-    pub(super) record: Arc<Record>,
-    pub(super) ask: Ask,
-    pub(super) observation: Observation,
-    pub(super) in_force: Arc<InForce>,
-}
-
-/// The last decisions with all that they were made from.
-#[derive(Debug, Default)]
-pub(super) struct Recent(Mutex<Held>);
-
-#[derive(Debug, Default)]
-struct Held {
-    ring: VecDeque<(Arc<Remembered>, usize)>,
-    bytes: usize,
-}
-
-impl Remembered {
-    /// Bytes of its own: what it shares with `before` is counted there.
-    fn bytes(&self, before: Option<&Arc<Remembered>>) -> usize {
-        let snapshot = &self.observation.snapshot;
-        let shared = before.is_some_and(|before| {
-            Arc::ptr_eq(snapshot.board(), before.observation.snapshot.board())
-        });
-        snapshot.bytes() + if shared { 0 } else { snapshot.board().bytes() }
-    }
-
-    pub(super) fn decide(&self, policy: &Policy) -> Result<Decision, NoRoute> {
-        decide(&self.ask, &self.observation.snapshot, policy)
-    }
-}
-
-impl Recent {
-    /// Adds a decision; the oldest ones go when there are too many, or too many pods in them.
-    pub(super) fn push(&self, remembered: Arc<Remembered>) {
-        let long = |model: &crate::names::ModelName| LONGEST_MODEL < model.as_str().len();
-        if remembered.ask.model.as_ref().is_some_and(long) {
-            return;
-        }
-        let mut gone = Vec::new();
-        let mut held = self.0.lock();
-        let bytes = remembered.bytes(held.ring.back().map(|(last, _)| last));
-        held.bytes += bytes;
-        held.ring.push_back((remembered, bytes));
-        while MOST_DECISIONS < held.ring.len() || MOST_BYTES < held.bytes {
-            let Some((oldest, bytes)) = held.ring.pop_front() else {
-                break;
-            };
-            held.bytes -= bytes;
-            gone.push(oldest);
-        }
-        // Freed after the lock is.
-        drop(held);
-    }
-
-    fn last(&self, most: usize) -> Vec<Arc<Remembered>> {
-        let held = self.0.lock();
-        let skip = held.ring.len().saturating_sub(most);
-        let last = held.ring.iter().skip(skip);
-        last.map(|(one, _)| Arc::clone(one)).collect()
-    }
-
-    pub(super) fn find(&self, id: &str) -> Option<Arc<Remembered>> {
-        let held = self.0.lock();
-        let mut newest_first = held.ring.iter().rev().map(|(one, _)| one);
-        newest_first.find(|one| one.record.id == id).cloned()
-    }
-}
 
 /// Which rules get the edited bypass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -259,25 +180,31 @@ impl Picker {
         let edited = edit.apply(&self.in_force().policy)?;
         let mut answer = WhatIf::default();
         for one in self.recent.last(most.min(MOST_DECISIONS)).iter().rev() {
-            let verdict = |policy: &Policy| Verdict::new(&one.decide(policy), &one.observation);
-            let (before, after) = (verdict(&one.in_force.policy), verdict(&edited));
-            answer.before.add(&before);
-            answer.after.add(&after);
-            let changed = before.route != after.route
-                || before.decode_pod != after.decode_pod
-                || before.prefill_pod != after.prefill_pod;
-            answer.considered += 1;
-            answer.changed += usize::from(changed);
-            answer.decisions.push(Redecided {
-                id: one.record.id.clone(),
-                sequence: one.record.sequence,
-                time_ms: one.record.time_ms(),
-                prompt_tokens: one.ask.prompt_tokens.0,
-                changed,
-                before,
-                after,
-            });
+            answer.add(one, &edited);
         }
         Some(answer)
+    }
+}
+
+impl WhatIf {
+    fn add(&mut self, one: &Remembered, edited: &Policy) {
+        let verdict = |policy: &Policy| Verdict::new(&one.decide(policy), &one.observation);
+        let (before, after) = (verdict(&one.in_force.policy), verdict(edited));
+        self.before.add(&before);
+        self.after.add(&after);
+        let changed = before.route != after.route
+            || before.decode_pod != after.decode_pod
+            || before.prefill_pod != after.prefill_pod;
+        self.considered += 1;
+        self.changed += usize::from(changed);
+        self.decisions.push(Redecided {
+            id: one.record.id.clone(),
+            sequence: one.record.sequence,
+            time_ms: one.record.time_ms(),
+            prompt_tokens: one.ask.prompt_tokens.0,
+            changed,
+            before,
+            after,
+        });
     }
 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use sidestep::app::App;
 use sidestep::cli::demo::client::{Client, Events};
 use sidestep::decide::policy::{Bypass, DecodeGate};
+use sidestep::pick::recent::MOST_REMEMBERED;
 use sidestep::pick::whatif::{Edit, MOST_DECISIONS, Rules};
 use sidestep::pick::{Head, InForce, Picker};
 use std::net::SocketAddr;
@@ -431,7 +432,7 @@ async fn every_pod_of_a_decision_is_shown_with_its_cost_or_why_it_has_none() {
 }
 
 #[tokio::test]
-async fn what_is_remembered_is_bounded_in_decisions_and_in_pods() {
+async fn what_is_remembered_is_bounded_in_decisions_and_in_bytes() {
     let edit = Edit {
         rules: Rules::All,
         bypass: Bypass::Never,
@@ -443,15 +444,63 @@ async fn what_is_remembered_is_bounded_in_decisions_and_in_pods() {
     }
     let answer = small.picker.what_if(&edit, usize::MAX).unwrap();
     assert_eq!(answer.considered, MOST_DECISIONS);
+    assert!(
+        answer
+            .decisions
+            .is_sorted_by_key(|one| u64::MAX - one.sequence)
+    );
     let large = Served::start(999, "127.0.0.1:0", "").await;
-    for _ in 0..70 {
+    large.decide(5).await;
+    let first = large.newest().await;
+    let seen = large.picker.candidates(&first, 100).unwrap();
+    assert_eq!((seen.pods.len(), seen.left_out), (100, 900));
+    let path = format!("/v1/decisions/{first}/candidates?most=1000");
+    let (_, seen) = large.get(&path, &[]).await;
+    assert_eq!(seen["pods"].as_array().unwrap().len(), 1000);
+    let path = format!("/v1/decisions/{first}/candidates?most=all");
+    let (status, _) = large.get(&path, &[]).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    for _ in 0..1000 {
         large.decide(5).await;
     }
-    let answer = large.picker.what_if(&edit, usize::MAX).unwrap();
-    assert_eq!(answer.considered, 65, "64 Ki pods, a thousand each");
-    let id = large.newest().await;
-    let seen = large.picker.candidates(&id).unwrap();
-    assert_eq!((seen.pods.len(), seen.left_out), (100, 900));
+    let (_, remembered) = large.picker.hold(None);
+    assert!(
+        (500..1000).contains(&remembered),
+        "32 MiB, found {remembered} decisions"
+    );
+}
+
+#[tokio::test]
+async fn what_is_held_can_be_looked_at_however_many_decisions_follow() {
+    let served = Served::local().await;
+    served.decide(5).await;
+    let id = served.newest().await;
+    let path = format!("/v1/decisions/{id}/candidates");
+    let hold = async |instead: &str| {
+        let path = format!("/v1/decisions/hold{instead}");
+        let (status, _, body) = served.send(Method::POST, &path, &[], "").await;
+        (status, value(body).await)
+    };
+    let (_, held) = hold("").await;
+    assert_eq!(held, json!({"hold": 0, "decisions": 1}));
+    for _ in 0..MOST_REMEMBERED + 100 {
+        served.decide(5).await;
+    }
+    let (status, seen) = served.get(&path, &[]).await;
+    assert_eq!(
+        (status, seen["pods"].as_array().unwrap().len()),
+        (StatusCode::OK, 4)
+    );
+    let (_, held) = hold("?instead=0").await;
+    assert_eq!(held["hold"], 1);
+    let (status, _) = served.get(&path, &[]).await;
+    assert_eq!(
+        status,
+        StatusCode::NOT_FOUND,
+        "another hold of the same reader ends it"
+    );
+    let (status, _) = hold("?instead=x").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]

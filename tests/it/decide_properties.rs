@@ -5,11 +5,11 @@ use crate::decide_fixture::{
 };
 use proptest::prelude::*;
 use sidestep::decide::policy::{Bypass, ClientPins, DecodeGate, OnNoPrefill, Policy, TierCredit};
+use sidestep::decide::select::{Terms, select, survey};
 use sidestep::decide::snapshot::{
     Affinity, Ask, Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource,
     LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
-use sidestep::decide::select::{Terms, select, survey};
 use sidestep::decide::{Decision, Purpose, Route, decide};
 use sidestep::units::{BlockSize, Blocks, Tokens};
 

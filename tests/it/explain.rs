@@ -329,7 +329,8 @@ fn picker() -> Arc<Picker> {
             Arc::default(),
             Arc::new(Index::new(Default::default())),
             Arc::default(),
-            decide_fixture::size(16),),
+            decide_fixture::size(16),
+        ),
         ledger: sidestep::load::Ledger::default(),
         in_force: sidestep::pick::InForce {
             policy: decide_fixture::isl(),

@@ -79,7 +79,8 @@ impl Bench {
                 roster,
                 Arc::new(Index::new(Default::default())),
                 Arc::new(Sources::default()),
-                BlockSize::new(16).unwrap(),),
+                BlockSize::new(16).unwrap(),
+            ),
             ledger: Ledger::default(),
             in_force: InForce {
                 policy: decide_fixture::policy([decide_fixture::rule(bypass)]),

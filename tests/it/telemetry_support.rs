@@ -84,7 +84,8 @@ pub(crate) fn rig(policy: Policy, tracing: &Tracing, pods: Vec<PodSpec>) -> Arc<
             roster,
             Arc::new(Index::new(Default::default())),
             Arc::new(Sources::default()),
-            BlockSize::new(16).unwrap(),),
+            BlockSize::new(16).unwrap(),
+        ),
         ledger: Ledger::default(),
         in_force: InForce {
             policy,

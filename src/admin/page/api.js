@@ -36,7 +36,7 @@ export async function get(path) {
 }
 
 export async function post(path, body, signal) {
-  const options = { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body), signal };
+  const options = { method: "POST", headers: headers({ "content-type": "application/json" }), body: JSON.stringify(body ?? {}), signal };
   return (await checked(await fetch(path, options))).json();
 }
 

@@ -1,7 +1,10 @@
 // The live list of decisions, the reasons behind them, and the figures at the top.
 //
-// At hundreds of decisions a second the list is written at most once per frame, from a ring of ROWS.
+// At hundreds of decisions a second the list is written at most once per frame, from a ring of ROWS, and
+// not at all while it cannot be seen. While somebody is in it, it stands still, and the picker is asked to
+// remember what its decisions were made from.
 import { $, clock, el, milliseconds, number, percent, plural, share, throttled } from "/page/dom.js";
+import * as api from "/page/api.js";
 import { kind, meaning, settings, tag } from "/page/words.js";
 
 const ROWS = 500;
@@ -14,13 +17,18 @@ const RATE_SECONDS = 10;
 
 let kept = [];
 let waiting = [];
+/** Of those that wait, how many have left the ring already. */
+let passed = 0;
 let shown = [];
 const byId = new Map();
 const rows = new Map();
 let dirty = new Set();
 const arrivals = [];
-let paused = false;
-let held = false;
+/** Why the list stands still: "pause", "focus", "mouse", "dialog" before it, another "view". */
+const holds = new Set();
+/** After this many milliseconds without a move, the mouse is forgotten in the list, not in use. */
+const MOUSE_RESTS = 15000;
+let remembered = null;
 let scheduled = false;
 let missed = 0;
 const filter = { route: "", because: "", pod: "", model: "" };
@@ -43,7 +51,7 @@ export function decisions({ missed: skipped, records }) {
   fresh = fresh.filter(matches);
   waiting.push(...fresh);
   // What would leave the ring before it is ever shown need not be kept.
-  if (waiting.length > ROWS) waiting.splice(0, waiting.length - ROWS);
+  if (waiting.length > ROWS) passed += waiting.splice(0, waiting.length - ROWS).length;
   schedule();
 }
 
@@ -58,10 +66,33 @@ export function outcomes(list) {
 }
 
 /** What the list knows of a decision. */
-export const brief = (id) => byId.get(id);
+export const brief = (id) => byId.get(id) ?? shown.find((one) => one.id === id);
+
+const unseen = () => holds.has("dialog") || holds.has("view");
+const still = () => holds.has("pause") || holds.has("focus") || holds.has("mouse");
+const standing = () => still() || holds.has("dialog");
+
+/** Makes the list stand still because of `why`, or no longer because of it. */
+export function hold(why, on) {
+  if (holds.has(why) === on) return;
+  const stood = standing();
+  if (on) holds.add(why);
+  else holds.delete(why);
+  if (!stood && standing()) remember();
+  if (!unseen()) figures();
+  schedule();
+}
+
+/** Has the picker remember what the decisions in the list were made from, instead of what it was to before. */
+const remember = throttled(300, async () => {
+  if (!standing()) return;
+  const instead = remembered === null ? "" : `?instead=${remembered}`;
+  // When it does not, older decisions say themselves that they are forgotten.
+  remembered = await api.post(`/v1/decisions/hold${instead}`).then((answer) => answer.hold, () => null);
+});
 
 function schedule() {
-  if (scheduled) return;
+  if (scheduled || unseen()) return;
   scheduled = true;
   requestAnimationFrame(() => {
     scheduled = false;
@@ -97,13 +128,19 @@ function write() {
   }
   dirty = new Set();
   note();
-  if (paused || held || !waiting.length) return;
+  if (still() || unseen() || !waiting.length) return;
+  put();
+}
+
+/** Writes what waits on top of the list. */
+function put() {
   const body = $("live-table").tBodies[0];
   const scroll = $("live-scroll");
   const before = scroll.scrollTop;
   const height = before > 0 ? body.offsetHeight : 0;
   const fresh = waiting.reverse();
   waiting = [];
+  passed = 0;
   const fragment = document.createDocumentFragment();
   fragment.append(...fresh.map(rowOf));
   body.prepend(fragment);
@@ -118,11 +155,13 @@ function write() {
 
 function note() {
   const parts = [];
-  if (paused) parts.push(`Paused; ${plural(waiting.length, "decision")} waiting.`);
-  else if (held) parts.push(`Held while you are in the list; ${plural(waiting.length, "decision")} waiting.`);
+  const behind = plural(waiting.length + passed, "decision");
+  if (holds.has("pause")) parts.push(`Paused; ${behind} waiting.`);
+  else if (still()) parts.push(`Held while you are in the list; ${behind} waiting.`);
   if (missed) parts.push(`${plural(missed, "decision")} came too fast to be listed.`);
   if (!parts.length && !kept.length) parts.push("No decision yet.");
-  $("live-note").textContent = parts.join(" ");
+  const text = parts.join(" ");
+  if ($("live-note").textContent !== text) $("live-note").textContent = text;
 }
 
 function refill() {
@@ -131,10 +170,8 @@ function refill() {
   shown = [];
   waiting = kept.filter(matches).slice(-ROWS);
   const count = waiting.length;
-  const wasHeld = [paused, held];
-  [paused, held] = [false, false];
-  write();
-  [paused, held] = wasHeld;
+  put();
+  note();
   say(`${plural(count, "decision")} match`);
 }
 
@@ -154,6 +191,7 @@ function figure(title, value, more) {
 function figures() {
   const now = performance.now();
   while (arrivals.length && arrivals[0][0] < now - RATE_SECONDS * 1000) arrivals.shift();
+  if (unseen()) return;
   const rate = arrivals.reduce((sum, [, count]) => sum + count, 0) / RATE_SECONDS;
   const last = kept.slice(-COUNTED);
   const judged = last.filter((one) => one.because !== "not_generation");
@@ -192,20 +230,23 @@ export function start() {
     refill();
   }));
   $("pause").addEventListener("click", () => {
-    paused = !paused;
-    $("pause").setAttribute("aria-pressed", String(paused));
-    schedule();
+    hold("pause", !holds.has("pause"));
+    $("pause").setAttribute("aria-pressed", String(holds.has("pause")));
     note();
   });
   const body = $("live-table").tBodies[0];
-  body.addEventListener("focusin", () => {
-    held = true;
-    note();
+  body.addEventListener("focusin", () => hold("focus", true));
+  body.addEventListener("focusout", () => hold("focus", false));
+  // Rows that move away under the mouse cannot be pressed.
+  let rests = null;
+  const leave = () => hold("mouse", false);
+  body.addEventListener("pointermove", (event) => {
+    if (event.pointerType !== "mouse") return;
+    hold("mouse", true);
+    clearTimeout(rests);
+    rests = setTimeout(leave, MOUSE_RESTS);
   });
-  body.addEventListener("focusout", () => {
-    held = false;
-    schedule();
-  });
+  body.addEventListener("pointerleave", leave);
   figures();
   setInterval(figures, 1000);
 }

@@ -38,6 +38,8 @@ function route(moved) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  live.hold("view", view !== "now");
+  if (view === "now") pods.redraw();
   document.title = `sidestep: ${TITLES[view]}`;
   if (moved) $("main").focus({ preventScroll: true });
   if (view === "policy") policy.load().catch(trouble);
@@ -49,7 +51,7 @@ async function poll() {
   try {
     if (document.visibilityState === "visible") {
       const found = await api.get("/v1/pods");
-      pods.show(found);
+      pods.show(found, !$("view-now").hidden && !$("decision").open);
       // A large fleet is a large answer.
       wait = found.length > 200 ? 2000 : 1000;
     }

@@ -238,11 +238,15 @@ export function redraw() {
   table(scale);
 }
 
-export function show(found) {
+/** Takes what was found; draws it when it can be seen. */
+export function show(found, seen) {
   pods = found;
   health();
-  redraw();
+  if (seen) redraw();
 }
+
+/** The name of the pod that listens at `endpoint`, while it is known. */
+export const nameOf = (endpoint) => pods.find((pod) => pod.endpoint === endpoint)?.name ?? endpoint;
 
 export function unknown() {
   told = "";
