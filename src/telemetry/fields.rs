@@ -27,8 +27,8 @@ fields! {
     STATUS = "http.response.status_code": "status of the answer";
     ERROR = "error.type": "word for the refusal or failure";
     DECISION_ID = "sidestep.decision.id": "id of the decision, also in `x-sidestep-decision`";
-    ROUTE = "sidestep.route": "`local` or `remote`";
-    BECAUSE = "sidestep.because": "why, in one word";
+    ROUTE = "sidestep.route": "`local`, `remote`, or `refused`";
+    BECAUSE = "sidestep.because": "why, in one word; for a refusal, the same as `error.type`";
     BYPASS = "sidestep.bypass": "whether remote prefill was skipped by policy";
     POLICY = "sidestep.policy.name": "policy in force";
     GENERATION = "sidestep.policy.generation": "version of the policy in force";
