@@ -389,6 +389,13 @@ where
         match event {
             Event::Ignored => counters.ignored_messages.add(1),
             Event::BodyNotSent => counters.body_not_sent.add(1),
+            Event::OnlyShown => {
+                counters.only_shown.add(1);
+                tracing::warn!(
+                    "a gateway shows requests and takes no answers, so no pod is chosen for them; \
+                     set observability_mode of its ext_proc filter to false"
+                );
+            }
             Event::UnsupportedMode => {
                 if counters.unsupported_processing_mode.get() == 0 {
                     tracing::warn!(

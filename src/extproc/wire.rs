@@ -98,6 +98,9 @@ pub fn read(
 ) -> (Option<Modes>, Incoming) {
     let modes = message.protocol_config.as_ref().map(modes);
     let metadata = message.metadata_context;
+    if message.observability_mode {
+        return (modes, Incoming::Shown);
+    }
     let incoming = match message.request {
         None => Incoming::Other,
         Some(Request::RequestHeaders(headers)) => Incoming::RequestHeaders {

@@ -3,6 +3,7 @@
 use crate::recorder::{Answer, Recorder};
 use crate::stack::{Setup, Stack, any_address, engine, eventually, recorded};
 use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
 use serde_json::json;
 use sidestep::cli::demo::gateway::{GatewayConfig, RequestBody, ResponseBody, Transport};
 
@@ -148,4 +149,35 @@ async fn an_upgrade_is_answered_without_waiting_for_a_body() {
     let (status, _) = stack.ask(request, "").await;
     assert_eq!(status, StatusCode::FORBIDDEN);
     assert!(decode.arrived().is_none());
+}
+
+/// A filter of Envoy's that shows each request to the picker and takes no answer.
+const SHOWS: &str = r#"          - name: shows
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+              grpc_service: {envoy_grpc: {cluster_name: picker}}
+              observability_mode: true
+              processing_mode: {request_body_mode: STREAMED, response_body_mode: STREAMED}
+"#;
+
+#[tokio::test]
+async fn a_gateway_that_also_shows_its_requests_is_served_and_nothing_is_booked_twice() {
+    let mut pod = Recorder::start(Answer::Stream).await;
+    let mut setup = Setup::new(vec![recorded("decode", "decode", &pod)]);
+    setup.filters = SHOWS.into();
+    let stack = Stack::start(setup).await;
+    let body = json!({"model": "m", "messages": [], "stream": true}).to_string();
+    let request = Request::post(stack.url("/v1/chat/completions"));
+    let response = stack.send(request, body).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let held = pod.next().await;
+    stack.wait_for_in_flight(1).await;
+    assert_eq!(stack.metric("sidestep_only_shown_total").await, Some(1.0));
+    let log = stack.picker_log();
+    assert!(log.contains("observability_mode"), "{log}");
+    held.finish().await;
+    let rest = response.into_body().collect().await;
+    rest.expect("the answer ends as it should");
+    stack.wait_for_in_flight(0).await;
+    assert_eq!(stack.metric("sidestep_streams_total").await, Some(2.0));
 }

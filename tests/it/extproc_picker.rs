@@ -1,7 +1,7 @@
 //! Requests through the gRPC service and the real picker: what reaches the pod, what is booked.
 
 use crate::decide_fixture;
-use crate::extproc_gateway::{Gateway, http_body, http_headers, until};
+use crate::extproc_gateway::{Gateway, PATIENCE, http_body, http_headers, streamed, until};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
@@ -498,4 +498,55 @@ async fn a_finished_response_releases_its_load_and_the_client_learns_the_decisio
     let record = bench.last_record();
     assert_eq!(record["id"].as_str(), Some(id[0].as_str()));
     assert_eq!(record["status"], 200);
+}
+
+/// Report 3 (b): the body comes at once although the gateway says that it waits for an answer.
+#[tokio::test]
+async fn a_body_that_comes_unasked_is_served_whatever_the_gateway_says_of_waiting() {
+    let bench = Bench::pair(Bypass::Always).await;
+    for does_not_wait in [false, true] {
+        let mut gateway = bench.gateway().await;
+        gateway.does_not_wait = does_not_wait;
+        ask(&gateway, &[], &prompt());
+        assert_eq!(set(&gateway.message().await, DESTINATION), [D1]);
+        let (body, end) = streamed(gateway.answer().await);
+        assert_eq!((body, end), (prompt(), true));
+        // The mode in which the flag has a meaning is refused with either value of it.
+        let modes = (BodySendMode::Streamed, BodySendMode::Streamed);
+        let mut refused = Gateway::open(&bench.channel, modes).await;
+        refused.does_not_wait = does_not_wait;
+        ask(&refused, &[], &prompt());
+        let refusal = refused.refusal().await;
+        assert_eq!(refusal.details, "unsupported_processing_mode");
+    }
+    assert_eq!(bench.counters.unsupported_processing_mode.get(), 2);
+}
+
+/// A gateway in `observability_mode` does what it likes with its request: nothing may be booked for it.
+#[tokio::test]
+async fn a_gateway_that_only_shows_its_requests_gets_no_answer_and_books_nothing() {
+    let bench = Bench::pair(Bypass::Always).await;
+    let modes = (BodySendMode::Streamed, BodySendMode::Streamed);
+    let scripts: [fn(&Gateway); 3] = [
+        |gateway| ask(gateway, &[], &prompt()),
+        |gateway| gateway.headers("GET", "/v1/models", true),
+        |gateway| gateway.body(&prompt(), true),
+    ];
+    for script in scripts {
+        let mut gateway = Gateway::open(&bench.channel, modes).await;
+        gateway.only_shows = true;
+        script(&gateway);
+        gateway.respond();
+        let end = tokio::time::timeout(PATIENCE, gateway.answers.message()).await;
+        assert!(end.unwrap().unwrap().is_none(), "an end with OK");
+    }
+    until("the streams are gone", || {
+        bench.counters.open_streams() == 0
+    })
+    .await;
+    assert_eq!(bench.counters.only_shown.get(), 3);
+    assert!(bench.counters.refusals().is_empty());
+    assert!(bench.picker.journal().after(0, 64).is_empty(), "no pick");
+    assert_eq!(bench.booked(), (0, 0, 0));
+    assert_eq!(bench.counters.leases.get(), 0);
 }
