@@ -25,10 +25,12 @@ use sidestep::telemetry::journal::Journal;
 use sidestep::telemetry::metrics::Metrics;
 use sidestep::telemetry::trace::Tracing;
 use sidestep::units::BlockSize;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::sync::Barrier;
+use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::Channel;
 
 const D1: &str = "127.0.0.11:8000";
@@ -549,4 +551,46 @@ async fn a_gateway_that_only_shows_its_requests_gets_no_answer_and_books_nothing
     assert!(bench.picker.journal().after(0, 64).is_empty(), "no pick");
     assert_eq!(bench.booked(), (0, 0, 0));
     assert_eq!(bench.counters.leases.get(), 0);
+}
+
+/// Report 21: a burst of requests that score the same on every pod.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_on_equal_pods_is_spread_evenly_over_them() {
+    const PODS: usize = 8;
+    const REQUESTS: usize = 400;
+    let pods = (0..PODS).map(|at| pod(&format!("127.0.0.{}:8000", 11 + at), Role::Decode));
+    let bench = Arc::new(Bench::start(Bypass::Always, pods.collect()).await);
+    let start = Arc::new(Barrier::new(REQUESTS));
+    let mut burst = JoinSet::new();
+    for _ in 0..REQUESTS {
+        let (bench, start) = (Arc::clone(&bench), Arc::clone(&start));
+        burst.spawn(async move {
+            let mut gateway = bench.gateway().await;
+            start.wait().await;
+            ask(&gateway, &[], &prompt());
+            let message = gateway.message().await;
+            let [destination] = &set(&message, DESTINATION)[..] else {
+                panic!("one destination, not {message:?}");
+            };
+            // The stream stays open: its response has not come.
+            (destination.clone(), gateway)
+        });
+    }
+    let running = burst.join_all().await;
+    let mut spread = BTreeMap::<&str, u32>::new();
+    for (destination, _) in &running {
+        *spread.entry(destination).or_default() += 1;
+    }
+    assert_eq!(spread.len(), PODS, "{spread:?}");
+    for count in spread.values() {
+        assert!((45..=55).contains(count), "{spread:?}");
+    }
+    // What is booked is what was told.
+    let view = bench.picker.observer().roster.view();
+    for pod in &view.pods {
+        let booked = bench.picker.ledger().load(pod.id).requests;
+        assert_eq!(spread[&*pod.spec.name], booked);
+    }
+    drop(running);
+    until("all load is released", || bench.booked() == (0, 0, 0)).await;
 }
