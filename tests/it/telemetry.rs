@@ -302,15 +302,24 @@ async fn refusals_are_spans_with_their_cause() {
 }
 
 /// Whoever gives up a pick tells how its request ended, in a span of its own.
-#[tokio::test]
-async fn a_pick_that_is_given_up_exports_no_span() {
+#[test]
+fn a_pick_that_is_given_up_exports_no_span() {
     let tracing = in_memory(1.0);
     let picker = picker(policy(), &tracing);
-    // Long enough for a blocking thread, so that the pick has begun and has to wait.
-    let long = completion(&"word ".repeat(20_000));
-    let mut waits = Box::pin(picker.pick(head(None, None), long));
-    assert!(futures_util::poll!(waits.as_mut()).is_pending());
-    drop(waits);
+    // A long prompt waits for a blocking thread, and the only one is busy.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    let (free, busy) = std::sync::mpsc::channel::<()>();
+    runtime.spawn_blocking(move || busy.recv());
+    runtime.block_on(async {
+        let long = completion(&"word ".repeat(20_000));
+        let mut waits = Box::pin(picker.pick(head(None, None), long));
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        drop(waits);
+    });
+    drop(free);
     assert!(drained(&tracing).is_empty());
 }
 
