@@ -142,6 +142,9 @@ class Leaving(unittest.TestCase):
         self.picker.expect(self.known(other), seconds=1.0)
         self.assert_all_go_to(other)
         self.assert_ends_well(busy, answer)
+        _, metrics = self.picker.get("/metrics")
+        self.assertIn(f'engine="{other}"', metrics)
+        self.assertNotIn(f'engine="{busy}"', metrics)
 
     def test_a_pod_that_is_gone_at_once_releases_its_stream_once_and_its_address_comes_back_empty(self):
         busy, other, answer = self.stream()
@@ -196,6 +199,7 @@ class Engine(http.server.ThreadingHTTPServer):
 
 class _Streams(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, *_):
         """A test's output is about its failures."""
