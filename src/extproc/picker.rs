@@ -6,7 +6,7 @@
 
 use crate::extproc::exchange::{Follow, PickPods};
 use crate::names::Endpoint;
-use crate::pick::{Flight, Head, Picked, Picker, Refusal};
+use crate::pick::{Arrival, Ended, Flight, Head, Picked, Picker, Refusal};
 use crate::route::Plan;
 use bytes::Bytes;
 
@@ -16,6 +16,10 @@ impl PickPods for Picker {
     async fn pick(&self, head: Head, body: Option<Bytes>) -> Result<(Plan, Flight), Refusal> {
         let Picked { plan, flight } = Picker::pick(self, head, body).await?;
         Ok((plan, flight))
+    }
+
+    fn ended_early(&self, arrival: &Arrival, how: Ended<'_>) {
+        Picker::ended_early(self, arrival, how);
     }
 
     fn ready(&self) -> bool {

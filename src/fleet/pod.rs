@@ -9,6 +9,7 @@ use crate::fleet::status::Status;
 use crate::names::{Endpoint, ModelName, PodId};
 use crate::revision::Revision;
 use crate::units::{BlockSize, Blocks, Tokens};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -77,9 +78,17 @@ pub enum Probe {
     Metrics {
         /// Absolute path, such as `/metrics`.
         path: Arc<str>,
+        /// Answers missed in a row that make a ready pod unreachable.
+        failure_threshold: NonZeroU32,
     },
     /// Not at all: the pod counts as ready as soon as it is listed.
     Off,
+}
+
+impl Probe {
+    /// Answers missed in a row that make a ready pod unreachable, unless told otherwise: one may be lost on the way, or
+    /// wait for an engine that pauses.
+    pub const FAILURE_THRESHOLD: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 }
 
 /// A pod with what is known about it.

@@ -22,7 +22,7 @@ pub mod whatif;
 
 pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
-pub use head::{Head, Headers};
+pub use head::{Arrival, Ended, Head, Headers};
 pub use readable::{PolicyCondition, PolicySummary};
 pub use refusal::Refusal;
 pub use status::PodStatus;
@@ -47,7 +47,7 @@ use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, Times};
+use crate::telemetry::record::{Facts, Record, Times, Usage};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -193,6 +193,19 @@ impl Picker {
                 span.refused(refusal.status, refusal.code);
                 Err(refusal)
             }
+        }
+    }
+
+    /// Writes the span of a request that ended before its pick, or while it waited for it.
+    pub fn ended_early(&self, arrival: &Arrival, how: Ended<'_>) {
+        let mut span = self.tracing.open(
+            arrival.trace_parent.as_deref(),
+            arrival.trace_state.as_deref(),
+            arrival.at,
+        );
+        match how {
+            Ended::Refused(refusal) => span.refused(refusal.status, refusal.code),
+            Ended::Aborted => span.ended("aborted", &Usage::default()),
         }
     }
 

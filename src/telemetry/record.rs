@@ -214,7 +214,7 @@ impl From<&ShadowFacts> for ShadowRecord {
 pub struct Outcome {
     /// Status of the answer.
     pub status: Option<u16>,
-    /// Time from the request's headers to the first response bytes, in milliseconds.
+    /// Time from the whole request to the first response bytes, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// `completed` or `aborted`, once over.
     pub end: Option<&'static str>,
