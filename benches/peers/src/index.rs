@@ -15,9 +15,17 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 const MEMBERSHIPS: usize = 1_000_000;
-/// Queries that one side answers before the next does.
-const CHUNK: usize = 32;
-const PASSES: usize = 3;
+const PASSES: usize = 9;
+
+/// Who looks a query up.
+#[derive(Clone, Copy)]
+enum Side {
+    Dynamo,
+    Chains,
+    /// The same, only counting pods.
+    Counted,
+    Ours,
+}
 
 /// The same events and queries in the form that each side takes.
 struct Sides {
@@ -120,19 +128,33 @@ impl Sides {
     /// Median microseconds of Dynamo's lookup, kv-index's, the same only counting, and ours.
     fn look_up(&mut self) -> [f64; 4] {
         let count = self.contents.len();
+        let sides = [Side::Dynamo, Side::Chains, Side::Counted, Side::Ours];
         medians(count, |which, at| {
-            warm(
-                &self.contents[at],
-                &self.our_queries[at].keys,
-                &self.tree_queries[at],
-            );
-            match which {
-                0 => timed(|| self.tree.look_up(&self.tree_queries[at])),
-                1 => timed(|| self.chains.look_up(&self.contents[at])),
-                2 => timed(|| self.chains.count(&self.contents[at])),
-                _ => timed(|| self.ours.look_up(&self.our_queries[at])),
+            let side = sides[which];
+            self.read(side, at);
+            match side {
+                Side::Dynamo => timed(|| self.tree.look_up(&self.tree_queries[at])),
+                Side::Chains => timed(|| self.chains.look_up(&self.contents[at])),
+                Side::Counted => timed(|| self.chains.count(&self.contents[at])),
+                Side::Ours => timed(|| self.ours.look_up(&self.our_queries[at])),
             }
         })
+    }
+
+    /// Reads the hashes that one side is about to look up.
+    fn read(&self, side: Side, at: usize) {
+        black_box(match side {
+            Side::Dynamo => self.tree_queries[at]
+                .iter()
+                .fold(0, |all, hash| all ^ hash.0),
+            Side::Chains | Side::Counted => {
+                self.contents[at].iter().fold(0, |all, hash| all ^ hash)
+            }
+            Side::Ours => {
+                let keys = self.our_queries[at].keys.iter();
+                keys.fold(0, |all, key| all ^ key.0 as u64)
+            }
+        });
     }
 
     /// Median microseconds of Dynamo without and with the conversion of the index's answer, and ours.
@@ -142,11 +164,8 @@ impl Sides {
         let mut ours = Ours::new(&pods, Told::Loads);
         let count = self.contents.len();
         medians(count, |which, at| {
-            warm(
-                &self.contents[at],
-                &self.our_queries[at].keys,
-                &self.tree_queries[at],
-            );
+            let side = if which == 2 { Side::Ours } else { Side::Dynamo };
+            self.read(side, at);
             let start = Instant::now();
             if which == 2 {
                 self.ours.look_up(&self.our_queries[at]);
@@ -162,40 +181,30 @@ impl Sides {
     }
 }
 
-/// Reads everything that a query consists of.
-fn warm(
-    contents: &[u64],
-    keys: &[sidestep::blocks::BlockKey],
-    hashes: &[dynamo_kv_router::LocalBlockHash],
-) {
-    black_box(contents.iter().fold(0, |all, hash| all ^ hash));
-    black_box(keys.iter().fold(0, |all, key| all ^ key.0));
-    black_box(hashes.iter().fold(0, |all, hash| all ^ hash.0));
-}
-
 fn timed<T>(work: impl FnOnce() -> T) -> Duration {
     let start = Instant::now();
     black_box(work());
     start.elapsed()
 }
 
-/// Median microseconds per query of `N` kinds of work, given by number; they alternate in no fixed
-/// order.
+/// Median microseconds per query of `N` kinds of work, given by number: each works through all
+/// queries, then the next does, in no fixed order, several times. The median of the passes' medians.
 fn medians<const N: usize>(
     queries: usize,
     mut once: impl FnMut(usize, usize) -> Duration,
 ) -> [f64; N] {
     let mut rng = Rng(7);
-    let mut times: [Vec<Duration>; N] = std::array::from_fn(|_| Vec::new());
-    for from in (0..PASSES).flat_map(|_| (0..queries).step_by(CHUNK)) {
+    let mut passes: [Vec<Duration>; N] = std::array::from_fn(|_| Vec::new());
+    for _ in 0..PASSES {
         for which in rng.order::<N>() {
-            for at in from..(from + CHUNK).min(queries) {
-                times[which].push(once(which, at));
-            }
+            let times = (0..queries).map(|at| once(which, at));
+            passes[which].push(median(times.collect()));
         }
     }
-    times.map(|mut times| {
-        times.sort_unstable();
-        times[times.len() / 2].as_nanos() as f64 / 1e3
-    })
+    passes.map(|medians| median(medians).as_nanos() as f64 / 1e3)
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
 }

@@ -14,11 +14,13 @@ mod ours_index;
 mod rounds;
 mod workload;
 
+/// A table that prints itself and returns its ratios at 1,000 pods, with what they are of.
+type Part = fn() -> Vec<(String, f64)>;
+
 fn main() {
     let only = std::env::args().nth(1);
     let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
-    let parts: [(&str, fn() -> Vec<(String, f64)>); 2] =
-        [("kernel", kernel::run), ("index", index::run)];
+    let parts: [(&str, Part); 2] = [("kernel", kernel::run), ("index", index::run)];
     let mut last = Vec::new();
     for (name, run) in parts.into_iter().filter(|(name, _)| wanted(name)) {
         let ratios = run().into_iter();
