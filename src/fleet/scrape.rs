@@ -213,6 +213,9 @@ impl Target {
             }
             Err(Trouble::Closed | Trouble::Connect(_) | Trouble::Late) => Availability::Unreachable,
         };
+        if let (1.., Err(trouble)) = (self.missed, &answer) {
+            tracing::debug!(pod = %self.pod, missed = self.missed, %trouble, "pod missed an answer");
+        }
         if self.status.observe(availability) == availability {
             return;
         }
