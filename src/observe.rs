@@ -139,8 +139,7 @@ impl Observer {
         if !chains.is_empty() {
             let mut overlaps = Overlaps::default();
             self.index.overlaps(chains, &mut overlaps);
-            let pods = board.members().iter();
-            cached.extend(pods.map(|member| overlaps.get(member.pod)));
+            cached.extend(board.ids().iter().map(|pod| overlaps.get(*pod)));
         }
         Observation {
             view: Arc::clone(view),

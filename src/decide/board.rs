@@ -43,6 +43,7 @@ pub struct Member {
 #[derive(Debug, Default)]
 pub struct Board {
     members: Vec<Member>,
+    ids: Vec<PodId>,
     uses: Vec<Uses>,
     size: Option<BlockSize>,
     by_slot: Vec<Option<u16>>,
@@ -89,6 +90,7 @@ impl Board {
         let size = members.first().map(|member| member.block_size);
         Board {
             size: size.filter(|size| members.iter().all(|member| member.block_size == *size)),
+            ids: members.iter().map(|member| member.pod).collect(),
             uses: members.iter().map(Uses::of).collect(),
             by_slot,
             members,
@@ -99,6 +101,12 @@ impl Board {
     #[must_use]
     pub fn members(&self) -> &[Member] {
         &self.members
+    }
+
+    /// Their identities, in the same order.
+    #[must_use]
+    pub fn ids(&self) -> &[PodId] {
+        &self.ids
     }
 
     /// Where `pod` is among the members, unless that incarnation is not there.
@@ -124,8 +132,8 @@ impl Board {
     /// Memory that it takes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let slot = size_of::<Option<u16>>();
-        self.members.len() * (size_of::<Member>() + size_of::<Uses>()) + self.by_slot.len() * slot
+        let pod = size_of::<Member>() + size_of::<PodId>() + size_of::<Uses>();
+        self.members.len() * pod + self.by_slot.len() * size_of::<Option<u16>>()
     }
 
     /// Per pod, what it may be used for.

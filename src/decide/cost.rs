@@ -18,7 +18,7 @@
 use crate::decide::policy::{Scoring, TierCredit};
 use crate::decide::select::Purpose;
 use crate::decide::snapshot::{Candidate, PodLoad, TierBlocks};
-use crate::units::{BlockSize, Blocks, Tokens};
+use crate::units::{BlockSize, Blocks, Ratio, Tokens};
 
 /// A cost by its terms; the unit is one KV block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,39 +77,77 @@ impl Pricer {
     /// What it costs to give the prompt to a pod that holds `cached` of it and carries `load`.
     pub(super) fn price(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
         match self.purpose {
-            Purpose::PrefillAndDecode | Purpose::Prefill => self.to_prefill(sized, cached, load),
-            Purpose::DecodeOnly => self.to_decode(sized, cached, load),
+            Purpose::PrefillAndDecode | Purpose::Prefill => {
+                self.prefill_cost::<false>(sized, cached, load)
+            }
+            Purpose::DecodeOnly => self.decode_cost::<false>(sized, cached, load),
         }
+    }
+
+    /// Whether costs come out the same without looking at `tiers` below the device, of which there
+    /// are none, and at the number of requests. Turning counts into floating-point numbers is most of
+    /// the work per pod.
+    pub(super) fn is_plain(&self, tiers: bool) -> bool {
+        !tiers && self.scoring.active_request_weight == Ratio::ZERO
     }
 
     /// [`Pricer::price`] of a pod that is to prefill, whether or not it decodes.
     #[inline]
-    pub(super) fn to_prefill(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
+    pub(super) fn prefill_cost<const PLAIN: bool>(
+        &self,
+        sized: Sized,
+        cached: &TierBlocks,
+        load: &PodLoad,
+    ) -> Cost {
         let scoring = &self.scoring;
-        let credit = weighted_blocks(cached, scoring, scoring.overlap_credit.get());
+        let credit = self.credit::<PLAIN>(cached);
         let work = (float(load.prefill_tokens) + float(self.prompt)) * sized.per_token;
         let prefill = scoring.prefill_load_scale.get() * above_zero(work - credit);
         let running = load.decode_blocks.saturating_sub(load.shared_blocks);
-        self.sum(prefill, credit, f64::from(running.0) + sized.blocks, load)
+        let decode = f64::from(running.0) + sized.blocks;
+        self.sum::<PLAIN>((prefill, credit, decode), load)
     }
 
     /// [`Pricer::price`] of a pod that is to decode what another has prefilled.
     #[inline]
-    pub(super) fn to_decode(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
-        let overlap = self.scoring.overlap_credit.get();
-        let credit = if 0.0 < overlap {
-            weighted_blocks(cached, &self.scoring, overlap)
-        } else {
+    pub(super) fn decode_cost<const PLAIN: bool>(
+        &self,
+        sized: Sized,
+        cached: &TierBlocks,
+        load: &PodLoad,
+    ) -> Cost {
+        let credit = if self.scoring.overlap_credit == Ratio::ZERO {
             0.0
+        } else {
+            self.credit::<PLAIN>(cached)
         };
         // The transferred blocks are new to the pod, so none is assumed to be shared.
         let potential = f64::from(load.decode_blocks.0) + sized.blocks;
-        self.sum(0.0, credit, above_zero(potential - credit), load)
+        let decode = above_zero(potential - credit);
+        self.sum::<PLAIN>((0.0, credit, decode), load)
     }
 
     #[inline]
-    fn sum(&self, prefill: f64, credit: f64, decode: f64, load: &PodLoad) -> Cost {
-        let requests = self.scoring.active_request_weight.get() * f64::from(load.requests);
+    fn credit<const PLAIN: bool>(&self, cached: &TierBlocks) -> f64 {
+        let overlap = self.scoring.overlap_credit.get();
+        if PLAIN {
+            overlap * f64::from(cached.device.0)
+        } else {
+            weighted_blocks(cached, &self.scoring, overlap)
+        }
+    }
+
+    #[inline]
+    fn sum<const PLAIN: bool>(
+        &self,
+        (prefill, credit, decode): (f64, f64, f64),
+        load: &PodLoad,
+    ) -> Cost {
+        let requests = if PLAIN {
+            0.0
+        } else {
+            self.scoring.active_request_weight.get() * f64::from(load.requests)
+        };
         Cost {
             prefill: prefill.min(MOST),
             credit: credit.min(MOST),

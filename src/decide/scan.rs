@@ -74,6 +74,19 @@ fn priced(
     view: &View<'_>,
     also: impl Fn(usize) -> bool,
     sized: impl Fn(usize) -> Sized,
+    visit: impl FnMut(usize, f64),
+) {
+    if view.pricer.is_plain(view.snapshot.has_tiers()) {
+        visited::<true>(view, also, sized, visit);
+    } else {
+        visited::<false>(view, also, sized, visit);
+    }
+}
+
+fn visited<const PLAIN: bool>(
+    view: &View<'_>,
+    also: impl Fn(usize) -> bool,
+    sized: impl Fn(usize) -> Sized,
     mut visit: impl FnMut(usize, f64),
 ) {
     let (snapshot, pricer, purpose) = (view.snapshot, view.pricer, view.purpose);
@@ -85,11 +98,14 @@ fn priced(
     match purpose {
         Purpose::PrefillAndDecode | Purpose::Prefill => {
             eligible.for_each(|(at, ((_, cached), load))| {
-                visit(at, pricer.to_prefill(sized(at), cached, load).total);
+                visit(
+                    at,
+                    pricer.prefill_cost::<PLAIN>(sized(at), cached, load).total,
+                );
             });
         }
         Purpose::DecodeOnly => eligible.for_each(|(at, ((_, cached), load))| {
-            visit(at, pricer.to_decode(sized(at), cached, load).total);
+            visit(at, pricer.decode_cost::<PLAIN>(sized(at), cached, load).total);
         }),
     }
 }

@@ -169,6 +169,8 @@ pub struct Snapshot {
     board: Arc<Board>,
     serves: Serving,
     cached: Vec<TierBlocks>,
+    /// Whether any pod holds blocks below its device.
+    tiers: bool,
     loads: Vec<PodLoad>,
 }
 
@@ -204,6 +206,7 @@ impl Snapshot {
         Snapshot {
             board,
             serves,
+            tiers: any_tiers(&cached),
             cached,
             loads: vec![PodLoad::default(); pods],
         }
@@ -211,9 +214,8 @@ impl Snapshot {
 
     /// Notes what was promised to each pod.
     pub fn set_loads(&mut self, of: impl Fn(PodId) -> PodLoad) {
-        let pods = self.board.members().iter();
-        for (load, member) in self.loads.iter_mut().zip(pods) {
-            *load = of(member.pod);
+        for (load, pod) in self.loads.iter_mut().zip(self.board.ids()) {
+            *load = of(*pod);
         }
     }
 
@@ -274,6 +276,10 @@ impl Snapshot {
         &self.serves
     }
 
+    pub(super) fn has_tiers(&self) -> bool {
+        self.tiers
+    }
+
     pub(super) fn cached(&self) -> &[TierBlocks] {
         &self.cached
     }
@@ -283,10 +289,16 @@ impl Snapshot {
     }
 }
 
+fn any_tiers(cached: &[TierBlocks]) -> bool {
+    let below = |blocks: &TierBlocks| blocks.host.0 | blocks.disk.0;
+    cached.iter().fold(0, |all, blocks| all | below(blocks)) != 0
+}
+
 impl FromIterator<Candidate> for Snapshot {
     fn from_iter<T: IntoIterator<Item = Candidate>>(candidates: T) -> Snapshot {
         let candidates: Vec<Candidate> = candidates.into_iter().collect();
         let serves = || candidates.iter().map(|pod| pod.serves);
+        let cached: Vec<TierBlocks> = candidates.iter().map(|pod| pod.cached).collect();
         Snapshot {
             board: Arc::new(Board::new(
                 candidates.iter().map(Candidate::member).collect(),
@@ -296,7 +308,8 @@ impl FromIterator<Candidate> for Snapshot {
             } else {
                 Serving::Each(serves().collect())
             },
-            cached: candidates.iter().map(|pod| pod.cached).collect(),
+            tiers: any_tiers(&cached),
+            cached,
             loads: candidates.iter().map(|pod| pod.load).collect(),
         }
     }

@@ -11,13 +11,14 @@ use sidestep::decide::policy::{
 };
 use sidestep::decide::snapshot::{
     Affinity, AskKind, Availability, Capacity, CapacitySource, Counted, EngineReport, KvSource,
-    LocalPrefill, PodLoad, Role, Serves, Subset, TierBlocks,
+    LocalPrefill, PodLoad, Role, Serves, Serving, Subset, TierBlocks,
 };
 use sidestep::decide::{Ask, Candidate, Decision, Policy, Rule, Snapshot, decide};
-use sidestep::load::{Admission, Booking, Ledger, Loads};
+use sidestep::load::{Admission, Booking, Ledger};
 use sidestep::names::{Endpoint, PodId};
 use sidestep::units::{BlockSize, Blocks, Ratio, Tokens};
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub struct Ours {
@@ -43,9 +44,7 @@ impl Ours {
         Ours {
             ledger,
             _running: running,
-            snapshot: Snapshot {
-                candidates: pods.iter().map(|pod| candidate(pod, pod.held)).collect(),
-            },
+            snapshot: pods.iter().map(|pod| candidate(pod, pod.held)).collect(),
             chains: match told {
                 Told::Loads => Vec::new(),
                 Told::Blocks => vec![chain(0, PROMPT)],
@@ -61,7 +60,7 @@ impl Ours {
         let (ask, snapshot, policy) = (&self.ask, &mut self.snapshot, &self.policy);
         self.ledger
             .preview(admission(&self.chains), |loads| {
-                read(snapshot, loads);
+                snapshot.set_loads(|pod| loads.of(pod));
                 decide(ask, snapshot, policy)
             })
             .expect("every pod is eligible")
@@ -75,16 +74,18 @@ impl Ours {
         draw: u64,
     ) -> Decision {
         self.ask.prompt_tokens = Tokens(blocks as u64 * u64::from(BLOCK));
-        for candidate in &mut self.snapshot.candidates {
-            candidate.cached = held(candidate.pod.slot);
-        }
+        let board = Arc::clone(self.snapshot.board());
+        let cached = board.ids().iter().map(|pod| held(pod.slot)).collect();
+        self.snapshot = Snapshot::new(board, Serving::All, cached);
         self.route(draw)
     }
 
     pub fn read(&mut self) {
         let snapshot = &mut self.snapshot;
         self.ledger
-            .preview(admission(&self.chains), |loads| read(snapshot, loads));
+            .preview(admission(&self.chains), |loads| {
+                snapshot.set_loads(|pod| loads.of(pod));
+            });
     }
 
     pub fn decide(&mut self, draw: u64) -> Decision {
@@ -95,7 +96,7 @@ impl Ours {
     /// What was read for `pod`: requests, tokens to prefill, blocks in use, and how many of them
     /// are the request's.
     pub fn load(&self, pod: &Pod) -> [u64; 4] {
-        let load = &self.snapshot.candidates[usize::from(pod.id)].load;
+        let load = self.snapshot.candidate(usize::from(pod.id)).load;
         [
             u64::from(load.requests),
             load.prefill_tokens.0,
@@ -112,12 +113,6 @@ pub fn considered(decision: &Decision) -> (u64, u64) {
     };
     let considered = &decision.considered;
     (slot(considered.prefill), slot(considered.decode))
-}
-
-fn read(snapshot: &mut Snapshot, loads: &Loads<'_>) {
-    for candidate in &mut snapshot.candidates {
-        candidate.load = loads.of(candidate.pod);
-    }
 }
 
 fn admission(chains: &[BlockChain]) -> Admission<'_> {
@@ -143,7 +138,7 @@ fn run(ledger: &Ledger, pod: &Pod, running: &Running, elsewhere: u16) -> Booking
             0,
         ));
     }
-    let snapshot = Snapshot { candidates };
+    let snapshot: Snapshot = candidates.into_iter().collect();
     let mut policy = policy();
     policy.rules[0].bypass = Bypass::Never;
     let chains = [chain(running.id, running.blocks)];
