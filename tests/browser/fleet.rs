@@ -17,10 +17,16 @@ const POLICY: &str = "apiVersion: sidestep.dev/v1alpha1
 kind: DisaggregationPolicy
 metadata: {name: night-shift}
 spec:
+  shadow: {file: shadow.yaml}
   rules:
   - match: {models: [chat-large]}
     bypass: {type: PrefillLoad, prefillBusyThreshold: 0.5}
   - bypass: {type: IslOrLoad, effectiveIslThreshold: 512, effectiveIslRatioThreshold: 0.5, coldBypassBelow: 256, prefillBusyThreshold: 0.9, decodeBusyThreshold: 0.9}
+";
+const SHADOW: &str = "apiVersion: sidestep.dev/v1alpha1
+kind: DisaggregationPolicy
+metadata: {name: always-remote}
+spec: {rules: [{bypass: {type: Never}}]}
 ";
 /// Between two bursts of requests.
 const TICK: Duration = Duration::from_millis(20);
@@ -47,6 +53,7 @@ impl Fleet {
         let folder = tempfile::tempdir().unwrap();
         let policy = folder.path().join("policy.yaml");
         std::fs::write(&policy, POLICY).unwrap();
+        std::fs::write(folder.path().join("shadow.yaml"), SHADOW).unwrap();
         std::fs::write(folder.path().join("pods.yaml"), pods.file()).unwrap();
         let config = format!(
             "apiVersion: sidestep.dev/v1alpha1

@@ -33,6 +33,28 @@ async function updatesArrive(page, act = async () => {}) {
   await until("a newer decision on top", async () => (await newest()) !== before);
 }
 
+/** What the policy in the shadow says of one decision of this route. */
+async function shadowOf(page, route) {
+  await page.selectOption("#filters select[name=route]", route);
+  await until(`a ${route} row`, () => page.evaluate((kind) => {
+    const tags = [...document.querySelectorAll("#live-table tbody .tag")].map((tag) => tag.textContent);
+    return tags.length > 0 && tags.every((tag) => tag === kind);
+  }, route));
+  await page.click("#pause");
+  await page.click("#live-table tbody a >> nth=0");
+  const shadow = page.locator("#decision-body section", { hasText: "In the shadow: always-remote, generation 1" });
+  await until("the shadow", async () => (await shadow.count()) === 1);
+  return shadow;
+}
+
+/** Closes the decision and lets the list go on. */
+async function closed(page) {
+  await page.keyboard.press("Escape");
+  await until("the dialog is gone", async () => !(await page.isVisible("#decision")));
+  await page.click("#pause");
+  await page.selectOption("#filters select[name=route]", "");
+}
+
 async function trouble() {
   // A fault of a threshold is an answer of 422, which the console notes.
   const { page, done } = await open(PAGE, { expected: /status of 422/ });
@@ -68,6 +90,18 @@ async function trouble() {
   await page.fill("#filters input[name=pod]", "");
   await page.selectOption("#filters select[name=because]", "prefill_busy").catch(() => assert.fail("reasons can be chosen"));
   await page.selectOption("#filters select[name=because]", "");
+
+  // What the policy in the shadow would have done: the same, or not, and with which pods.
+  const apart = await shadowOf(page, "bypass");
+  assert.match(await apart.textContent(), /disagrees.*remote.*policy_never.*prefill-\d prefills, decode-\d decodes/);
+  await until("its pods", async () => (await count(page, "#decision-body tbody tr")) === 6);
+  await shot(page, "shadow-disagrees");
+  await axe(page, "a shadow that disagrees");
+  await closed(page);
+  const alike = await shadowOf(page, "remote");
+  assert.match(await alike.textContent(), /agrees.*remote.*policy_never/);
+  assert.doesNotMatch(await alike.textContent(), /disagrees/);
+  await closed(page);
 
   // Pause holds the list; what came meanwhile follows.
   await page.click("#pause");
@@ -239,7 +273,7 @@ async function thousand() {
   assert.match(await page.textContent("#decision-body"), /100 of 1,000 pods/);
   await page.fill("#decision-body input[type=search]", "-0777");
   await until("the pod that is looked for", async () => /^decode-0777/.test((await texts(page, "#decision-body table.pods tbody th")).join()));
-  assert.equal(await count(page, "#decision-body .why-not >> text=unreachable"), 3, "it says why it was not considered, for each purpose");
+  assert.deepEqual(await texts(page, "#decision-body .why-not"), ["unreachable", "decode role", "unreachable"], "it says why it was not considered, for each purpose");
   await shot(page, "thousand-found");
   await page.fill("#decision-body input[type=search]", "no-such-pod");
   await until("none", async () => /No pod with “no-such-pod”/.test(await page.textContent("#decision-body")));

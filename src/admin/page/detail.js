@@ -143,7 +143,7 @@ function podRow(pod, most) {
   const figure = (text) => el("td", { class: "number", text });
   return el("tr", { class: pod.chosen ? "chosen" : "" },
     el("th", { scope: "row" }, pod.pod, el("small", { text: ` ${pod.role}` }), pod.chosen ? el("span", { class: "yes", text: ` ${pod.chosen}s` }) : ""),
-    el("td", { text: pod.kv_source }),
+    el("td", { text: pod.kv_source === "absent" ? "none" : pod.kv_source }),
     figure(cached), figure(number(pod.requests)), figure(number(pod.prefill_tokens)), figure(number(pod.decode_blocks)),
     offerCell(pod.local, most), offerCell(pod.prefill, most), offerCell(pod.decode, most));
 }
@@ -178,7 +178,7 @@ function table({ pods, left_out: leftOut }, id) {
   if (ROWS < all) count(`${ROWS} of ${plural(all, "pod")}: the chosen ones, then those of least cost.`);
   return el("section", {},
     el("div", { class: "panel-head" }, el("h3", { text: "Every pod, as it was seen" }), ROWS < all ? find(id, { pods, all }, put, count) : null),
-    found,
+    ROWS < all ? found : null,
     el("p", { class: "legend" }, ...TERMS.map((term) => el("span", { class: `t-${term}`, text: term })),
       el("span", { class: "plain", text: "Costs are in KV blocks; the cheapest pod of a column is chosen for it." })),
     el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Every pod, as it was seen" }, grid));

@@ -24,6 +24,8 @@ const byId = new Map();
 const rows = new Map();
 let dirty = new Set();
 const arrivals = [];
+/** When the list began: before, nothing was counted. */
+let began = null;
 /** Why the list stands still: "pause", "focus", "mouse", "dialog" before it, another "view". */
 const holds = new Set();
 /** After this many milliseconds without a move, the mouse is forgotten in the list, not in use. */
@@ -44,9 +46,12 @@ export function decisions({ missed: skipped, records }) {
   const now = performance.now();
   missed += skipped;
   let fresh = records.filter((one) => !byId.has(one.id));
+  began ??= now;
   if (kept.length || skipped) arrivals.push([now, fresh.length + skipped]);
   for (const one of fresh) byId.set(one.id, one);
+  const first = !kept.length && fresh.length;
   kept.push(...fresh);
+  if (first) figures();
   if (kept.length > KEPT) for (const one of kept.splice(0, kept.length - KEPT)) byId.delete(one.id);
   fresh = fresh.filter(matches);
   waiting.push(...fresh);
@@ -192,7 +197,8 @@ function figures() {
   const now = performance.now();
   while (arrivals.length && arrivals[0][0] < now - RATE_SECONDS * 1000) arrivals.shift();
   if (unseen()) return;
-  const rate = arrivals.reduce((sum, [, count]) => sum + count, 0) / RATE_SECONDS;
+  const seconds = Math.min(RATE_SECONDS, Math.max(1, (now - began) / 1000));
+  const rate = arrivals.reduce((sum, [, count]) => sum + count, 0) / seconds;
   const last = kept.slice(-COUNTED);
   const judged = last.filter((one) => one.because !== "not_generation");
   const of = (test) => judged.filter(test).length / judged.length;
