@@ -105,7 +105,10 @@ fn visited<const PLAIN: bool>(
             });
         }
         Purpose::DecodeOnly => eligible.for_each(|(at, ((_, cached), load))| {
-            visit(at, pricer.decode_cost::<PLAIN>(sized(at), cached, load).total);
+            visit(
+                at,
+                pricer.decode_cost::<PLAIN>(sized(at), cached, load).total,
+            );
         }),
     }
 }
