@@ -14,10 +14,12 @@ mod ours_index;
 mod rounds;
 mod workload;
 
+use std::process::ExitCode;
+
 /// A table that prints itself and returns its ratios at 1,000 pods, with what they are of.
 type Part = fn() -> Vec<(String, f64)>;
 
-fn main() {
+fn main() -> ExitCode {
     let only = std::env::args().nth(1);
     let wanted = |name: &str| only.as_deref().is_none_or(|only| only == name);
     let parts: [(&str, Part); 2] = [("kernel", kernel::run), ("index", index::run)];
@@ -28,5 +30,10 @@ fn main() {
         last.push(format!("{name} {}", ratios.collect::<Vec<_>>().join(", ")));
         println!();
     }
+    if last.is_empty() {
+        eprintln!("peers: the argument must be kernel or index, or there must be none");
+        return ExitCode::FAILURE;
+    }
     println!("ours/dynamo at 1,000 pods: {}", last.join("; "));
+    ExitCode::SUCCESS
 }
