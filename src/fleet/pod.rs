@@ -2,7 +2,8 @@
 //!
 //! Lives here: [`PodSpec`], [`Pod`], and the one place where a capacity gets its source.
 //! Never here: I/O, the set of all pods (`roster`).
-//! Invariant: a `Pod` never changes its spec; a changed spec is another `Pod` that shares the status.
+//! Invariant: a `Pod` never changes its spec; a changed spec is another `Pod`, which shares the status
+//! for as long as it is asked alike.
 
 use crate::decide::snapshot::{Availability, Capacity, EngineReport, LocalPrefill, Role};
 use crate::fleet::status::Status;
@@ -89,6 +90,15 @@ impl Probe {
     /// Answers missed in a row that make a ready pod unreachable, unless told otherwise: one may be lost on the way, or
     /// wait for an engine that pauses.
     pub const FAILURE_THRESHOLD: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+
+    /// Whether `other` puts the same question, however many misses it bears: what was found then holds.
+    fn asks_as(&self, other: &Probe) -> bool {
+        match (self, other) {
+            (Probe::Off, Probe::Off) => true,
+            (Probe::Metrics { path, .. }, Probe::Metrics { path: other, .. }) => path == other,
+            _ => false,
+        }
+    }
 }
 
 /// A pod with what is known about it.
@@ -108,19 +118,23 @@ impl Pod {
         Pod { id, spec, status }
     }
 
-    /// The same incarnation under a changed spec. What was seen of it is kept.
+    /// The same incarnation under a changed spec. What was seen of it is kept; whether it is ready is
+    /// found out anew where it is asked otherwise.
     pub(crate) fn respecified(&self, spec: PodSpec) -> Pod {
-        if self.spec.probe != spec.probe {
-            self.status.set_availability(initial(&spec.probe));
-        }
+        let status = if self.spec.probe.asks_as(&spec.probe) {
+            Arc::clone(&self.status)
+        } else {
+            // Its own: the task that asked before is still running.
+            Arc::new(self.status.succeeded(initial(&spec.probe)))
+        };
         Pod {
             id: self.id,
             spec,
-            status: Arc::clone(&self.status),
+            status,
         }
     }
 
-    /// What was seen of it; shared by every `Pod` of this incarnation.
+    /// What was seen of it; shared by every `Pod` of this incarnation that is asked alike.
     #[must_use]
     pub fn status(&self) -> &Arc<Status> {
         &self.status

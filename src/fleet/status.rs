@@ -75,39 +75,56 @@ impl Status {
         }
     }
 
+    /// The same numbers under another availability, for what is now asked otherwise. Whoever wrote here
+    /// may still be writing, and is no longer heard.
+    pub(crate) fn succeeded(&self, availability: Availability) -> Status {
+        let (relaxed, number) = (Ordering::Relaxed, AtomicU64::new);
+        Status {
+            availability: AtomicU8::new(code(availability)),
+            // First of all, as in `engine_report`.
+            heard: number(self.heard.load(Ordering::Acquire)),
+            age_limit: number(self.age_limit.load(relaxed)),
+            requests: number(self.requests.load(relaxed)),
+            kv_usage: number(self.kv_usage.load(relaxed)),
+            kv_blocks: AtomicU32::new(self.kv_blocks.load(relaxed)),
+            block_size: AtomicU32::new(self.block_size.load(relaxed)),
+            prefix_caching: AtomicU8::new(self.prefix_caching.load(relaxed)),
+            epoch: self.epoch,
+            revision: self.revision.clone(),
+        }
+    }
+
     /// Whether the pod can take requests now.
     #[must_use]
     pub fn availability(&self) -> Availability {
-        match self.availability.load(Ordering::Relaxed) {
-            0 => Availability::Ready,
-            2 => Availability::Draining,
-            3 => Availability::Unreachable,
-            _ => Availability::NotReady,
-        }
+        availability(self.availability.load(Ordering::Relaxed))
     }
 
     /// Sets whether the pod can take requests; returns what held before.
-    pub fn set_availability(&self, availability: Availability) -> Availability {
-        let before = self.availability();
-        self.availability
-            .store(code(availability), Ordering::Relaxed);
-        if before != availability {
-            self.revision.bump();
-        }
-        before
+    pub fn set_availability(&self, to: Availability) -> Availability {
+        // One step: of two writers at once, the one with the last word must know what it changed.
+        let before = self.availability.swap(code(to), Ordering::Relaxed);
+        self.changed(before, to)
     }
 
     /// Sets what a probe found, unless the pod is going away; returns what held before.
-    pub fn observe(&self, availability: Availability) -> Availability {
+    pub fn observe(&self, found: Availability) -> Availability {
         let draining = code(Availability::Draining);
-        let before = self.availability();
         // A probe may answer until the very end, which does not make the pod stay.
-        let _ = self
+        let before = self
             .availability
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-                (held != draining).then_some(code(availability))
+                (held != draining).then_some(code(found))
             });
-        if before != availability {
+        match before {
+            Ok(before) => self.changed(before, found),
+            Err(_) => Availability::Draining,
+        }
+    }
+
+    fn changed(&self, before: u8, to: Availability) -> Availability {
+        let before = availability(before);
+        if before != to {
             self.revision.bump();
         }
         before
@@ -225,6 +242,15 @@ impl Status {
 
 fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn availability(code: u8) -> Availability {
+    match code {
+        0 => Availability::Ready,
+        2 => Availability::Draining,
+        3 => Availability::Unreachable,
+        _ => Availability::NotReady,
+    }
 }
 
 fn code(availability: Availability) -> u8 {

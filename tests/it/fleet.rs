@@ -456,6 +456,52 @@ async fn a_probe_that_is_turned_off_makes_the_pod_ready_and_ends_the_asking() {
     assert_eq!(pod(&roster, "a").availability(), Availability::Ready);
 }
 
+#[test]
+fn how_many_misses_are_borne_says_nothing_of_whether_a_pod_is_ready() {
+    let roster = Roster::new();
+    let bearing = |misses: u32, path: &str| PodSpec {
+        probe: Probe::Metrics {
+            path: Arc::from(path),
+            failure_threshold: misses.try_into().unwrap(),
+        },
+        ..spec("a", "10.0.0.1:80")
+    };
+    roster.apply(vec![bearing(2, "/metrics")]);
+    pod(&roster, "a")
+        .status()
+        .set_availability(Availability::Ready);
+    roster.apply(vec![bearing(3, "/metrics")]);
+    assert_eq!(pod(&roster, "a").availability(), Availability::Ready);
+    roster.apply(vec![bearing(3, "/elsewhere")]);
+    assert_eq!(pod(&roster, "a").availability(), Availability::NotReady);
+}
+
+#[test]
+fn what_a_probe_finds_after_it_was_replaced_is_not_believed() {
+    let roster = Roster::new();
+    roster.apply(vec![probed("a", "10.0.0.1:80")]);
+    let before = pod(&roster, "a");
+    let said = sidestep::fleet::Reported {
+        running: Some(3),
+        kv_usage: Ratio::new(0.5),
+        kv_blocks: Some(Blocks(1000)),
+        block_size: BlockSize::new(16),
+        ..Default::default()
+    };
+    let at = now();
+    before.status().record(&said, at);
+    let report = before.engine_report(at);
+    roster.apply(vec![spec("a", "10.0.0.1:80")]);
+    // The task that asked was about to note this.
+    before.status().observe(Availability::Unreachable);
+    let after = pod(&roster, "a");
+    assert_eq!(after.id, before.id);
+    assert_eq!(after.availability(), Availability::Ready);
+    assert_eq!(after.engine_report(at), report, "what was seen is kept");
+    assert_eq!(after.kv_capacity(), Capacity::Reported(Blocks(1000)));
+    assert_eq!(after.block_size(), BlockSize::new(16));
+}
+
 #[tokio::test]
 async fn an_engine_on_ipv6_is_asked_too() {
     if TcpListener::bind("[::1]:0").await.is_err() {
