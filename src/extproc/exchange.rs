@@ -28,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tonic::Status;
 
-/// After so long without a message the answer to the request is surely on its way.
+/// So long after an exchange has nothing left to send, the answer to the request is surely on its way.
 const OUT: Duration = Duration::from_millis(1);
 /// Most leases at once; beyond it, load of unseen responses is released when their stream ends.
 const LEASES: usize = 65_536;
@@ -131,6 +131,8 @@ pub(crate) struct Exchange<S, P: PickPods> {
     /// What `deadline` is for.
     armed: Waiting,
     body_began: Option<Instant>,
+    /// When what nobody waits for is done, if there is any.
+    settles: Option<Instant>,
     close: Option<Close>,
     /// The request, until its pick or its end was told.
     untold: Option<Arrival>,
@@ -144,8 +146,8 @@ enum Happened<F> {
     Picked(Result<(Plan, F), Refusal>),
     Expired,
     Cut,
-    /// Nothing, for a while after the answer.
-    Quiet,
+    /// The answer to the request is out.
+    Out,
 }
 
 impl<S, P> Exchange<S, P>
@@ -170,6 +172,7 @@ where
             deadline: None,
             armed: Waiting::Nothing,
             body_began: None,
+            settles: None,
             close: None,
             untold: Some(arrival),
             _open: shared.open.token(),
@@ -204,7 +207,7 @@ where
                 Happened::Picked(outcome) => self.picked(outcome),
                 Happened::Expired => self.session.expired(),
                 Happened::Cut => self.cut(),
-                Happened::Quiet => {
+                Happened::Out => {
                     if let Some(flight) = &mut self.flight {
                         flight.settle();
                     }
@@ -222,14 +225,19 @@ where
             pick,
             deadline,
             flight,
+            settles,
             ..
         } = self;
         let unsettled = flight.as_ref().is_some_and(Follow::unsettled);
-        // A gateway that never stops sending must not keep the deadline from being seen.
+        let settles = unsettled.then(|| *settles.get_or_insert_with(|| Instant::now() + OUT));
+        // A gateway that never stops sending must not keep either moment from being seen.
         if let Some(deadline) = deadline
             && deadline.deadline() <= Instant::now()
         {
             return Happened::Expired;
+        }
+        if settles.is_some_and(|settles| settles <= Instant::now()) {
+            return Happened::Out;
         }
         // In the order of how often it happens; the last one takes a lock that all streams share,
         // so it is only looked at when there is nothing to do.
@@ -244,7 +252,10 @@ where
                 Some(deadline) => deadline.await,
                 None => std::future::pending().await,
             } } => Happened::Expired,
-            () = tokio::time::sleep(OUT), if unsettled => Happened::Quiet,
+            () = async { match settles {
+                Some(settles) => tokio::time::sleep_until(settles).await,
+                None => std::future::pending().await,
+            } } => Happened::Out,
             () = shared.cut.cancelled() => Happened::Cut,
         }
     }
@@ -437,7 +448,7 @@ impl<S, P: PickPods> Drop for Exchange<S, P> {
         }
         let counters = &self.shared.counters;
         counters.ended.add(1);
-        let Some(flight) = self.flight.take() else {
+        let Some(mut flight) = self.flight.take() else {
             return;
         };
         if self.session.ending() != Ending::Unseen {
@@ -450,6 +461,10 @@ impl<S, P: PickPods> Drop for Exchange<S, P> {
             counters.leases.add(1);
             let lease = self.shared.limits.lease;
             runtime.spawn(async move {
+                // Load stays, what the decision was made from does not.
+                if flight.unsettled() {
+                    flight.settle();
+                }
                 tokio::time::sleep(lease).await;
                 flight.finish();
                 drop(permit);

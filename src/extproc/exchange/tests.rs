@@ -15,6 +15,8 @@ type Log = Arc<Mutex<Vec<String>>>;
 #[derive(Clone, Copy, PartialEq)]
 enum Mood {
     Plan,
+    /// And something is left to do that nobody waits for.
+    PlanAndMore,
     Refuse,
     NeverAnswer,
 }
@@ -24,7 +26,10 @@ struct StandIn {
     log: Log,
 }
 
-struct Trail(Log);
+struct Trail {
+    log: Log,
+    unsettled: bool,
+}
 
 /// Says when a pick that waits is dropped.
 struct Waits(Log);
@@ -37,22 +42,29 @@ impl Drop for Waits {
 
 impl Drop for Trail {
     fn drop(&mut self) {
-        self.0.lock().push("flight gone".into());
+        self.log.lock().push("flight gone".into());
     }
 }
 
 impl Follow for Trail {
+    fn unsettled(&self) -> bool {
+        self.unsettled
+    }
+    fn settle(&mut self) {
+        self.unsettled = false;
+        self.log.lock().push("settled".into());
+    }
     fn response_headers(&mut self, status: Option<u16>, _: Option<Endpoint>) {
-        self.0.lock().push(format!("status {status:?}"));
+        self.log.lock().push(format!("status {status:?}"));
     }
     fn first_bytes(&mut self) {
-        self.0.lock().push("first bytes".into());
+        self.log.lock().push("first bytes".into());
     }
     fn response_bytes(&mut self, chunk: &[u8]) {
-        self.0.lock().push(format!("bytes {}", chunk.len()));
+        self.log.lock().push(format!("bytes {}", chunk.len()));
     }
     fn finish(self) {
-        self.0.lock().push("finished".into());
+        self.log.lock().push("finished".into());
     }
 }
 
@@ -75,7 +87,13 @@ impl PickPods for StandIn {
         let body = body.map(|body| String::from_utf8_lossy(&body).into_owned());
         self.log.lock().push(format!("pick {body:?}"));
         match self.mood {
-            Mood::Plan => Ok((plan(), Trail(Arc::clone(&self.log)))),
+            Mood::Plan | Mood::PlanAndMore => {
+                let trail = Trail {
+                    log: Arc::clone(&self.log),
+                    unsettled: self.mood == Mood::PlanAndMore,
+                };
+                Ok((plan(), trail))
+            }
             Mood::Refuse => Err(Refusal::new(503, "no_decode_pod", "no ready decode pod")),
             Mood::NeverAnswer => {
                 let _waits = Waits(Arc::clone(&self.log));
@@ -583,4 +601,51 @@ async fn a_second_head_on_a_running_stream_takes_no_permit_and_breaks_nothing() 
     gateway.tell(headers("POST", false));
     gateway.settle().await;
     assert_eq!(bench.counters().ignored_messages.get(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_waits_for_is_done_soon_after_the_answer() {
+    let bench = Bench::new(Mood::PlanAndMore);
+    let mut gateway = bench.duplex();
+    gateway.request("{}");
+    gateway.planned().await;
+    assert_eq!(bench.log().len(), 1, "the answer is not waiting for it");
+    tokio::select! {
+        answer = gateway.answers.next() => panic!("{answer:?}"),
+        () = tokio::time::sleep(OUT * 2) => {}
+    }
+    assert_eq!(bench.log()[1..], ["settled"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_without_a_pause_do_not_put_off_what_nobody_waits_for() {
+    let bench = Bench::new(Mood::PlanAndMore);
+    let mut gateway = bench.duplex();
+    gateway.request("{}");
+    gateway.planned().await;
+    gateway.tell(response_headers());
+    gateway.answer().await;
+    for _ in 0..4 {
+        tokio::time::advance(OUT / 2).await;
+        gateway.tell(response_body(b"data", false));
+        gateway.answer().await;
+    }
+    let log = bench.log();
+    assert!(log.iter().any(|entry| entry == "settled"), "{log:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_that_stays_booked_for_an_unseen_answer_leaves_nothing_else_undone() {
+    let bench = Bench::new(Mood::PlanAndMore);
+    let mut gateway = bench.open(BodyMode::FullDuplex, BodyMode::None);
+    gateway.request("{}");
+    gateway.planned().await;
+    gateway.half_close();
+    assert!(gateway.answers.next().await.is_none());
+    drop(gateway);
+    assert_eq!(bench.counters().leases.get(), 1);
+    tokio::time::sleep(OUT).await;
+    assert_eq!(bench.log()[1..], ["settled"]);
+    tokio::time::sleep(LIMITS.lease).await;
+    assert_eq!(bench.log()[2..], ["finished", "flight gone"]);
 }
