@@ -27,7 +27,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -36,6 +36,9 @@ use tokio::task::JoinSet;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most connections served at once; further ones wait to be accepted.
 const CONNECTIONS: usize = 64;
+
+/// How often memory that is no longer held for a reader is given back.
+const TIDY: Duration = Duration::from_secs(30);
 
 /// Answers worked on at once; further ones wait, so that watching leaves the cores to requests.
 const WORKING: usize = 2;
@@ -61,8 +64,8 @@ pub struct Admin {
 struct Service {
     admin: Admin,
     live: Arc<Semaphore>,
-    what_if: Semaphore,
-    working: Semaphore,
+    what_if: Arc<Semaphore>,
+    working: Arc<Semaphore>,
 }
 
 /// Serves the admin port until `shutdown` resolves.
@@ -77,15 +80,21 @@ pub async fn serve(
     let service = Arc::new(Service {
         admin,
         live: Arc::new(Semaphore::new(live::CLIENTS)),
-        what_if: Semaphore::new(1),
-        working: Semaphore::new(WORKING),
+        what_if: Arc::new(Semaphore::new(1)),
+        working: Arc::new(Semaphore::new(WORKING)),
     });
     let mut connections = JoinSet::new();
+    let mut tidy = tokio::time::interval(TIDY);
     tokio::pin!(shutdown);
     loop {
         let accepted = tokio::select! {
             () = &mut shutdown => return Ok(()),
             Some(_) = connections.join_next() => continue,
+            _ = tidy.tick() => {
+                let picker = Arc::clone(&service.admin.picker);
+                tokio::task::spawn_blocking(move || picker.end_holds(Instant::now()));
+                continue;
+            }
             accepted = listener.accept(), if connections.len() < CONNECTIONS => accepted,
         };
         let (stream, ends) = match accepted {
@@ -172,12 +181,16 @@ impl Service {
     /// Answers on a thread that serves no request.
     async fn aside(&self, request: Request<Incoming>) -> Answer {
         let stopping = || routes::error(StatusCode::SERVICE_UNAVAILABLE, "the picker is stopping");
-        let Ok(_turn) = self.working.acquire().await else {
+        let Ok(turn) = Arc::clone(&self.working).acquire_owned().await else {
             return stopping();
         };
         let picker = Arc::clone(&self.admin.picker);
         let (head, _) = request.into_parts();
-        let answer = move || routes::answer(&picker, &head.method, &head.uri);
+        let answer = move || {
+            // Until the work is done, not only until the client leaves.
+            let _turn = turn;
+            routes::answer(&picker, &head.method, &head.uri)
+        };
         match tokio::task::spawn_blocking(answer).await {
             Ok(answer) => answer,
             Err(_) => stopping(),

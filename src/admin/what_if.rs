@@ -49,7 +49,7 @@ pub(super) struct Fault {
 /// Answers one request.
 pub(super) async fn answer(
     picker: &Arc<Picker>,
-    one_at_a_time: &Semaphore,
+    one_at_a_time: &Arc<Semaphore>,
     request: Request<Incoming>,
 ) -> Response<Full<Bytes>> {
     // A page of another site can send other types without asking first.
@@ -80,16 +80,20 @@ pub(super) async fn answer(
         Ok(asked) => asked,
         Err(faults) => return unprocessable(&faults),
     };
-    let Ok(_turn) = one_at_a_time.acquire().await else {
+    let Ok(turn) = Arc::clone(one_at_a_time).acquire_owned().await else {
         return error(StatusCode::SERVICE_UNAVAILABLE, "the picker is stopping");
     };
     let picker = Arc::clone(picker);
-    let answer = move || match picker.what_if(&edit, last) {
-        Some(answer) => json(&answer),
-        None => unprocessable(&[Fault {
-            path: "rule".to_owned(),
-            message: "expected the index of a rule, found none such".to_owned(),
-        }]),
+    let answer = move || {
+        // Until the work is done, not only until the client leaves.
+        let _turn = turn;
+        match picker.what_if(&edit, last) {
+            Some(answer) => json(&answer),
+            None => unprocessable(&[Fault {
+                path: "rule".to_owned(),
+                message: "expected the index of a rule, found none such".to_owned(),
+            }]),
+        }
     };
     match tokio::task::spawn_blocking(answer).await {
         Ok(answer) => answer,

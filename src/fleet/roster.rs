@@ -54,6 +54,15 @@ impl View {
         self.serving.of(names)
     }
 
+    /// Memory that it takes, without that of the pods.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.pods.len() * size_of::<Arc<Pod>>()
+            + self.by_slot.len() * size_of::<Option<Arc<Pod>>>()
+            + self.by_endpoint.capacity() * size_of::<(Endpoint, Arc<Pod>)>()
+            + self.serving.bytes()
+    }
+
     /// One more than the highest slot in use: the length of a dense per-pod array.
     #[must_use]
     pub fn slots(&self) -> usize {

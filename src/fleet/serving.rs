@@ -50,6 +50,20 @@ impl ByModel {
         }
     }
 
+    /// Memory that it takes, without that of the names.
+    pub(super) fn bytes(&self) -> usize {
+        let lists = self
+            .listed
+            .values()
+            .map(|list| size_of_val(&**list))
+            .sum::<usize>();
+        let unlisted = match &self.unlisted {
+            Serving::All => 0,
+            Serving::Each(list) => size_of_val(&**list),
+        };
+        lists + unlisted + self.listed.capacity() * size_of::<(ModelName, Arc<[Serves]>)>()
+    }
+
     /// Who serves a request that may be served under any of `names`; everybody when it names none.
     pub(super) fn of(&self, names: &[&ModelName]) -> Serving {
         if names.is_empty() {

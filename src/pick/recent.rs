@@ -4,7 +4,7 @@
 //! Never here: decisions.
 //! Invariant: what is kept and each hold are bounded in number and in bytes.
 
-use crate::decide::snapshot::Ask;
+use crate::decide::snapshot::{Ask, Subset};
 use crate::decide::{Decision, NoRoute, Policy, decide};
 use crate::observe::Observation;
 use crate::pick::{InForce, Picker};
@@ -45,12 +45,21 @@ impl Remembered {
 
     /// Bytes of its own: what it shares with `before` is counted there.
     fn bytes(&self, before: Option<&Remembered>) -> usize {
-        let snapshot = &self.observation.snapshot;
-        let shared = before.is_some_and(|before| {
-            Arc::ptr_eq(snapshot.board(), before.observation.snapshot.board())
-        });
-        let board = if shared { 0 } else { snapshot.board().bytes() };
-        ALONE + snapshot.bytes() + board
+        let Observation { view, snapshot } = &self.observation;
+        let before = before.map(|before| &before.observation);
+        let board = match before {
+            Some(before) if Arc::ptr_eq(snapshot.board(), before.snapshot.board()) => 0,
+            _ => snapshot.board().bytes(),
+        };
+        let view = match before {
+            Some(before) if Arc::ptr_eq(view, &before.view) => 0,
+            _ => view.bytes(),
+        };
+        let subset = match &self.ask.subset {
+            Subset::Any => 0,
+            Subset::Only(entries) => size_of_val(&**entries),
+        };
+        ALONE + snapshot.bytes() + board + view + subset
     }
 }
 
@@ -121,12 +130,11 @@ impl Recent {
     }
 
     fn hold(&self, instead: Option<u64>) -> (u64, usize) {
-        let mut kept = self.0.lock();
         let now = Instant::now();
-        kept.holds
-            .retain(|hold| Some(hold.number) != instead && now < hold.until);
+        let mut kept = self.0.lock();
+        let mut ended = kept.end(|hold| Some(hold.number) == instead || hold.until <= now);
         if kept.holds.len() == MOST_HOLDS {
-            kept.holds.pop_front();
+            ended.extend(kept.holds.pop_front());
         }
         let number = kept.next_hold;
         kept.next_hold += 1;
@@ -137,7 +145,19 @@ impl Recent {
         };
         let decisions = hold.ring.len();
         kept.holds.push_back(hold);
+        // Freed after the lock is.
+        drop(kept);
         (number, decisions)
+    }
+}
+
+impl Kept {
+    /// Takes the holds that are over.
+    fn end(&mut self, is_over: impl Fn(&Hold) -> bool) -> VecDeque<Hold> {
+        let holds = std::mem::take(&mut self.holds).into_iter();
+        let (ended, going) = holds.partition(|hold| is_over(hold));
+        self.holds = going;
+        ended
     }
 }
 
@@ -148,6 +168,14 @@ impl Picker {
     #[must_use]
     pub fn hold(&self, instead: Option<u64>) -> (u64, usize) {
         self.recent.hold(instead)
+    }
+
+    /// Frees what was held for readers until `now`. To be called now and then: a hold that is over is not
+    /// shown, and takes memory until the next one.
+    pub fn end_holds(&self, now: Instant) {
+        let ended = self.recent.0.lock().end(|hold| hold.until <= now);
+        // Freed after the lock is.
+        drop(ended);
     }
 
     /// The record of one of the last decisions, or of one that is held.

@@ -503,6 +503,41 @@ async fn what_is_held_can_be_looked_at_however_many_decisions_follow() {
     assert_eq!(status, StatusCode::BAD_REQUEST);
 }
 
+#[test]
+fn work_for_clients_that_left_is_bounded_too() {
+    // One thread for all that takes time, and it is busy.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let served = Served::local().await;
+        let (busy, done) = std::sync::mpsc::channel::<()>();
+        let thread = tokio::task::spawn_blocking(move || done.recv());
+        for _ in 0..8 {
+            let mut client = TcpStream::connect(served.admin).await.unwrap();
+            let request = "POST /v1/decisions/hold HTTP/1.1\r\nhost: localhost\r\n\r\n";
+            client.write_all(request.as_bytes()).await.unwrap();
+            // A client that leaves too early has asked for nothing; the bound holds either way.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            client.shutdown().await.unwrap();
+            // The picker has given the connection up.
+            let mut nothing = Vec::new();
+            let _ = client.read_to_end(&mut nothing).await;
+            assert!(nothing.is_empty());
+        }
+        drop(busy);
+        thread.await.unwrap().unwrap_err();
+        let (_, _, body) = served
+            .send(Method::POST, "/v1/decisions/hold", &[], "")
+            .await;
+        let hold = value(body).await["hold"].as_u64().unwrap();
+        assert!(hold <= 2, "{hold} answers were worked on for nobody");
+    });
+}
+
 #[tokio::test]
 async fn the_policy_says_what_each_generation_changed() {
     let served = Served::local().await;

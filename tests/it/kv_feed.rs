@@ -3,12 +3,15 @@
 
 use crate::kv_support::*;
 use parking_lot::Mutex;
-use sidestep::decide::snapshot::KvSource;
+use sidestep::decide::snapshot::{KvSource, Role};
+use sidestep::fleet::{KvEventsSpec, PodSpec, Roster};
 use sidestep::kv::encode;
 use sidestep::kv::event::{EngineHash, Event, Stored};
 use sidestep::kv::feed::{Feed, FeedSource, spawn};
 use sidestep::kv::index::{Index, Limits};
 use sidestep::names::PodId;
+use sidestep::observe::{Observer, Sources};
+use sidestep::units::BlockSize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -451,4 +454,31 @@ async fn a_dropped_feed_ends_and_a_forgotten_pod_stays_empty() {
     assert_eq!(held(&index, pod(0), chain(SIZE, &prompt(20), None)), 0);
     assert_eq!(held(&index, next, chain(SIZE, &prompt(20), None)), 0);
     assert_eq!(index.len(), 0);
+}
+
+#[tokio::test]
+async fn a_decision_sees_how_a_feed_fares_although_nothing_else_has_changed() {
+    let (publisher, bench) = pair().await;
+    let roster = Arc::new(Roster::new());
+    let events = KvEventsSpec {
+        events: publisher.address.clone(),
+        replay: None,
+        topic: String::new(),
+    };
+    roster.apply(vec![PodSpec {
+        kv_events: Some(events),
+        ..crate::telemetry_support::pod("d1", "10.0.0.1:80", Role::Decode)
+    }]);
+    let sources = Arc::new(Sources::default());
+    let Bench { index, feed } = bench;
+    sources.set([(pod(0), Arc::new(feed))]);
+    let size = BlockSize::new(SIZE).expect("not zero");
+    let observer = Observer::new(roster, index, sources, size);
+    let source = || {
+        let seen = observer.look(&[], &[], Instant::now());
+        seen.snapshot.candidate(0).kv_source
+    };
+    until("live", || source() == KvSource::Live).await;
+    drop(publisher);
+    until("lost", || source() != KvSource::Live).await;
 }

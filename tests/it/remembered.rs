@@ -1,0 +1,106 @@
+//! What is remembered of decisions is bounded whatever clients and clusters do, and what is held is let go.
+
+use crate::telemetry_support::{completion, head, pod, policy, rig};
+use sidestep::decide::snapshot::{Role, Subset, SubsetEntry};
+use sidestep::fleet::PodSpec;
+use sidestep::names::{Endpoint, ModelName};
+use sidestep::pick::recent::MOST_REMEMBERED;
+use sidestep::pick::{Head, Picker};
+use sidestep::telemetry::trace::Tracing;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What the memory of decisions may take.
+const MOST_BYTES: usize = 32 << 20;
+
+fn two_pods() -> Arc<Picker> {
+    crate::telemetry_support::picker(policy(), &Tracing::Off)
+}
+
+async fn decide(picker: &Picker, head: Head) -> String {
+    drop(picker.pick(head, completion("hello")).await.unwrap());
+    picker.journal().after(0, 1000).last().unwrap().id.clone()
+}
+
+#[tokio::test]
+async fn long_subsets_of_gateways_do_not_fill_the_memory() {
+    let picker = two_pods();
+    const ENTRIES: u16 = 10_000;
+    let address = |port| Endpoint(SocketAddr::from(([127, 0, 0, 11], port)));
+    for _ in 0..150 {
+        let entries = (8000..8000 + ENTRIES).map(|port| SubsetEntry::Endpoint(address(port)));
+        let subset = Subset::Only(entries.collect());
+        let head = Head {
+            subset,
+            ..head(None, None)
+        };
+        decide(&picker, head).await;
+    }
+    let (_, remembered) = picker.hold(None);
+    let each = usize::from(ENTRIES) * size_of::<SubsetEntry>();
+    assert!(
+        0 < remembered && remembered * each <= MOST_BYTES,
+        "{remembered} of {each} bytes"
+    );
+}
+
+#[tokio::test]
+async fn lists_of_pods_that_are_gone_do_not_fill_the_memory() {
+    const PODS: u16 = 400;
+    const MODELS: usize = 400;
+    let models: Vec<ModelName> = (0..MODELS)
+        .map(|at| format!("m{at}").as_str().into())
+        .collect();
+    let list = |round: u32| -> Vec<PodSpec> {
+        let one = |at: u16| {
+            let [high, low] = at.to_be_bytes();
+            PodSpec {
+                models: if at == 0 {
+                    models.clone()
+                } else {
+                    vec![ModelName::from("m")]
+                },
+                uid: if at == 0 {
+                    round.to_string().into()
+                } else {
+                    "1".into()
+                },
+                ..pod(
+                    &format!("d{at}"),
+                    &format!("10.0.{high}.{low}:80"),
+                    Role::Both,
+                )
+            }
+        };
+        (0..PODS).map(one).collect()
+    };
+    let picker = rig(policy(), &Tracing::Off, list(0));
+    for round in 1..=300 {
+        picker.observer().roster.apply(list(round));
+        decide(&picker, head(None, None)).await;
+    }
+    let (_, remembered) = picker.hold(None);
+    // Each list says of each model which pods serve it.
+    let each = usize::from(PODS) * MODELS;
+    assert!(
+        0 < remembered && remembered * each <= MOST_BYTES,
+        "{remembered} of {each} bytes"
+    );
+}
+
+#[tokio::test]
+async fn what_was_held_is_freed_when_its_time_is_over_whoever_asks_again() {
+    let picker = two_pods();
+    let id = decide(&picker, head(None, None)).await;
+    let held = Arc::downgrade(&picker.record(&id).unwrap());
+    let _ = picker.hold(None);
+    let began = Instant::now();
+    for _ in 0..MOST_REMEMBERED + 100 {
+        decide(&picker, head(None, None)).await;
+    }
+    picker.end_holds(began + Duration::from_secs(590));
+    assert!(picker.record(&id).is_some() && held.upgrade().is_some());
+    picker.end_holds(began + Duration::from_secs(610));
+    assert!(held.upgrade().is_none());
+}
