@@ -10,6 +10,7 @@
 mod admin;
 mod architecture;
 mod cli_check;
+mod cli_serve;
 mod config;
 mod config_conditions;
 mod config_kubernetes;

@@ -152,7 +152,7 @@ impl Bench {
         Gateway {
             send: Some(send),
             modes: Some(Modes { request, response }),
-            answers: Box::pin(answers),
+            answers: Box::pin(answers.fuse()),
         }
     }
 
@@ -648,4 +648,116 @@ async fn load_that_stays_booked_for_an_unseen_answer_leaves_nothing_else_undone(
     assert_eq!(bench.log()[1..], ["settled"]);
     tokio::time::sleep(LIMITS.lease).await;
     assert_eq!(bench.log()[2..], ["finished", "flight gone"]);
+}
+
+/// What a gateway, its client or the time may do next.
+#[derive(Clone, Debug)]
+enum Move {
+    Tell(Incoming),
+    Break(Broken),
+    HalfClose,
+    Wait(u64),
+    Read,
+    Cut,
+}
+
+fn moves() -> impl proptest::strategy::Strategy<Value = Vec<Move>> {
+    use proptest::prelude::*;
+    let piece = || prop_oneof![Just(b"".as_slice()), Just(b"{}".as_slice())];
+    let one = prop_oneof![
+        4 => (any::<bool>(), any::<bool>(), 0..3_usize).prop_map(|(get, end, encoding)| {
+            let encoding = [None, Some("gzip"), Some("br")][encoding];
+            Move::Tell(encoded(if get { "GET" } else { "POST" }, encoding, end))
+        }),
+        4 => (piece(), any::<bool>()).prop_map(|(bytes, end)| Move::Tell(body(bytes, end))),
+        1 => Just(Move::Tell(Incoming::RequestTrailers)),
+        2 => Just(Move::Tell(response_headers())),
+        2 => (piece(), any::<bool>()).prop_map(|(bytes, end)| Move::Tell(response_body(bytes, end))),
+        1 => Just(Move::Tell(Incoming::ResponseTrailers)),
+        1 => Just(Move::Tell(Incoming::Shown)),
+        1 => Just(Move::Tell(Incoming::Other)),
+        1 => Just(Move::Break(Broken::TooLong)),
+        1 => Just(Move::Break(Broken::Reset)),
+        1 => Just(Move::HalfClose),
+        2 => prop_oneof![Just(1), Just(3), Just(20_000)].prop_map(Move::Wait),
+        4 => Just(Move::Read),
+        1 => Just(Move::Cut),
+    ];
+    prop::collection::vec(one, 1..24)
+}
+
+/// Makes `moves` on a new stream, then drops it; the log.
+async fn made(mood: Mood, modes: (BodyMode, BodyMode), moves: &[Move]) -> (Vec<String>, Bench) {
+    let bench = Bench::new(mood);
+    let mut gateway = bench.open(modes.0, modes.1);
+    let modes = gateway.modes;
+    // Nobody may be left to hear it.
+    let say = |gateway: &Gateway, message| {
+        gateway.send.as_ref().map(|send| send.send(message));
+    };
+    for one in moves {
+        match one {
+            Move::Tell(incoming) => say(&gateway, Ok((modes, incoming.clone()))),
+            Move::Break(how) => say(&gateway, Err(*how)),
+            Move::HalfClose => gateway.half_close(),
+            Move::Cut => bench.shared.cut.cancel(),
+            Move::Wait(millis) => {
+                let wait = Duration::from_millis(*millis);
+                let _ = tokio::time::timeout(wait, gateway.answers.next()).await;
+            }
+            Move::Read => {
+                let soon = Duration::from_micros(100);
+                while let Ok(Some(_)) = tokio::time::timeout(soon, gateway.answers.next()).await {}
+            }
+        }
+    }
+    drop(gateway);
+    // Whatever load stays booked for an answer that is not shown.
+    tokio::time::sleep(LIMITS.lease * 2).await;
+    (bench.log(), bench)
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig {
+        failure_persistence: None,
+        ..Default::default()
+    })]
+
+    #[test]
+    fn each_request_is_told_of_once_and_leaves_nothing_whatever_its_stream_does(
+        moves in moves(),
+        mood in 0..4_usize,
+        request in 0..5_usize,
+        response in 0..3_usize,
+    ) {
+        use BodyMode::{Buffered, FullDuplex, None, Streamed, Unannounced};
+        let mood = [Mood::Plan, Mood::PlanAndMore, Mood::Refuse, Mood::NeverAnswer][mood];
+        let modes = (
+            [FullDuplex, Buffered, Streamed, None, Unannounced][request],
+            [Streamed, None, FullDuplex][response],
+        );
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        let (log, bench) = runtime.block_on(made(mood, modes, &moves));
+        let count = |what: &str| log.iter().filter(|entry| entry.starts_with(what)).count();
+        let told = count("refused ") + count("aborted ");
+        let (picks, flights) = (count("pick Some") + count("pick None"), count("flight gone"));
+        let written = match mood {
+            Mood::NeverAnswer => 0,
+            _ => picks,
+        };
+        proptest::prop_assert!(picks <= 1 && told + written <= 1, "{:?}", log);
+        // The picker had it, or was told what became of it.
+        let came = matches!(moves[..], [Move::Tell(Incoming::RequestHeaders { .. }), Move::Read, ..]);
+        proptest::prop_assert!(!came && picks == 0 || told + written == 1, "{:?}", log);
+        let planned = matches!(mood, Mood::Plan | Mood::PlanAndMore);
+        proptest::prop_assert_eq!(flights, if planned { picks } else { 0 }, "{:?}", log);
+        proptest::prop_assert_eq!(count("pick dropped"), picks - written, "{:?}", log);
+        proptest::prop_assert!(count("settled") <= flights, "{:?}", log);
+        proptest::prop_assert_eq!(bench.free_permits(), LIMITS.held_requests);
+        proptest::prop_assert_eq!(bench.counters().open_streams(), 0);
+    }
 }
