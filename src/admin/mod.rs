@@ -6,6 +6,7 @@
 //! copy, and what takes milliseconds is done on threads that serve no request.
 
 pub mod access;
+mod attentive;
 mod explain;
 pub mod grpc;
 mod live;
@@ -14,6 +15,7 @@ mod routes;
 mod what_if;
 
 use crate::admin::access::{Access, Denied, Ends};
+use crate::admin::attentive::Attentive;
 use crate::admin::routes::Answer;
 use crate::decide::{Because, Ineligible};
 use crate::pick::{Explainer, Picker};
@@ -119,7 +121,7 @@ pub async fn serve(
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service)
+                .serve_connection(TokioIo::new(Attentive::new(stream)), service)
                 .await;
             if let Err(error) = served {
                 tracing::debug!(%error, "an admin connection ended early");

@@ -625,3 +625,27 @@ async fn called_kubectl_sidestep_the_program_is_a_plugin() {
     .await;
     assert!(out.contains("Usage: sidestep "), "{out}");
 }
+
+#[tokio::test]
+async fn clients_that_do_not_read_or_say_no_more_do_not_keep_the_port() {
+    let served = Served::local().await;
+    let one = "GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    let many = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(2000);
+    for request in ["", one, &many] {
+        let mut clients = Vec::new();
+        for _ in 0..64 {
+            let mut client = TcpStream::connect(served.admin).await.unwrap();
+            client.write_all(request.as_bytes()).await.unwrap();
+            clients.push(client);
+        }
+        let mut head = [0; 12];
+        let probed = async {
+            let mut probe = TcpStream::connect(served.admin).await.unwrap();
+            probe.write_all(one.as_bytes()).await.unwrap();
+            probe.read_exact(&mut head).await.unwrap();
+        };
+        let probed = tokio::time::timeout(PATIENCE, probed).await;
+        probed.expect("an answer for the probe");
+        assert_eq!(&head, b"HTTP/1.1 200");
+    }
+}
