@@ -198,6 +198,32 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig {
+            failure_persistence: None,
+            ..Default::default()
+        })]
+
+        #[test]
+        fn whatever_is_said_of_a_trace_is_no_parent_or_one_that_is_passed_on(
+            noise in "\\PC{0,70}",
+            at in 0..GOOD.len(),
+            odd in proptest::char::any(),
+            state in "\\PC{0,600}",
+        ) {
+            let nearly = format!("{}{odd}{}", &GOOD[..at], &GOOD[at + 1..]);
+            for text in [noise.clone(), nearly, format!("{GOOD}{noise}")] {
+                let Some(read) = Context::parse(&text, Some(&state)) else {
+                    continue;
+                };
+                let passed_on = read.traceparent();
+                let again = Context::parse(&passed_on, read.state.as_deref());
+                let flags = read.flags & 1;
+                proptest::prop_assert_eq!(again, Some(Context { flags, ..read }));
+            }
+        }
+    }
+
     #[test]
     fn ids_differ_and_are_not_zero() {
         let ids: std::collections::HashSet<u64> = (0..10_000).map(|_| random()).collect();
