@@ -5,7 +5,7 @@
 //! Invariant: pods, policy and decisions are shown only to this machine or to who knows the token;
 //! metrics and health are shown to all, as scrapers and probes expect.
 
-use hyper::header::{AUTHORIZATION, HOST, HeaderMap};
+use hyper::header::{AUTHORIZATION, HOST, HeaderMap, ORIGIN};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -100,6 +100,9 @@ pub(super) enum Denied {
     /// It asks for a host that is not this machine: a page of another site may be behind it (DNS
     /// rebinding).
     OtherHost,
+    /// A page of another site asks: it cannot read the answer, but asking may take something from those who
+    /// can.
+    OtherPage,
     /// It has no token, or a wrong one.
     WrongToken,
 }
@@ -116,6 +119,7 @@ impl Denied {
                 "the host header names another machine; open this page as localhost or by its IP \
                  address"
             }
+            Denied::OtherPage => "a page of another site asks; open the page of this port instead",
             Denied::WrongToken => "expected the header authorization: Bearer <admin token>",
         }
     }
@@ -127,6 +131,7 @@ impl Access {
         match self {
             Access::Loopback if !ends.on_this_machine() => Err(Denied::NotFromHere),
             Access::Loopback if !names_this_machine(headers) => Err(Denied::OtherHost),
+            Access::Loopback if !asked_by_nobody_else(headers) => Err(Denied::OtherPage),
             Access::Loopback => Ok(()),
             Access::Token(token) => {
                 let given = headers
@@ -176,6 +181,20 @@ fn names_this_machine(headers: &HeaderMap) -> bool {
     let host = authority.host();
     let address = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+}
+
+/// Whether no page asks, or one that was loaded from where the request goes.
+fn asked_by_nobody_else(headers: &HeaderMap) -> bool {
+    let mut origins = headers.get_all(ORIGIN).iter();
+    let (origin, host) = match (origins.next(), origins.next(), headers.get(HOST)) {
+        (None, _, _) => return true,
+        (Some(origin), None, Some(host)) => (origin.as_bytes(), host.as_bytes()),
+        _ => return false,
+    };
+    let from = origin
+        .strip_prefix(b"http://")
+        .or_else(|| origin.strip_prefix(b"https://"));
+    from.is_some_and(|from| from.eq_ignore_ascii_case(host))
 }
 
 #[cfg(test)]

@@ -223,7 +223,7 @@ fn whole(response: Response<Full<Bytes>>) -> Response<Body> {
 fn refused(denied: Denied) -> Response<Body> {
     let status = match denied {
         Denied::WrongToken => StatusCode::UNAUTHORIZED,
-        Denied::NotFromHere | Denied::OtherHost => StatusCode::FORBIDDEN,
+        Denied::NotFromHere | Denied::OtherHost | Denied::OtherPage => StatusCode::FORBIDDEN,
     };
     let mut response = routes::error(status, denied.message());
     if denied == Denied::WrongToken {

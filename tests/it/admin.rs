@@ -222,6 +222,26 @@ async fn a_request_that_names_another_host_sees_metrics_and_health_alone() {
 }
 
 #[tokio::test]
+async fn pages_of_other_sites_get_nothing_done() {
+    let served = Served::local().await;
+    let own = format!("http://{}", served.admin);
+    let hold = async |origin: &str| {
+        let origin = [("origin", origin)];
+        let path = "/v1/decisions/hold";
+        served.send(Method::POST, path, &origin, "").await.0
+    };
+    assert_eq!(hold(&own).await, StatusCode::OK);
+    for origin in ["https://evil.example", "null", "http://127.0.0.1:1", ""] {
+        assert_eq!(hold(origin).await, StatusCode::FORBIDDEN, "{origin}");
+        // It could not read them, but would take the places of those who can.
+        let path = "/v1/decisions/stream";
+        let origin = [("origin", origin)];
+        let (status, _, _) = served.send(Method::GET, path, &origin, "").await;
+        assert_eq!(status, StatusCode::FORBIDDEN);
+    }
+}
+
+#[tokio::test]
 async fn where_there_is_a_token_nothing_is_shown_without_it() {
     let served = Served::start(1, "0.0.0.0:0", "admin: {token: {file: token}}\n").await;
     for path in [
