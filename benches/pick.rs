@@ -74,9 +74,17 @@ fn main() {
 fn picker(pods: u16) -> Picker {
     let roster = Arc::new(Roster::new());
     roster.apply((0..pods).map(pod).collect());
+    let report = Reported {
+        waiting: Some(0),
+        running: Some(8),
+        kv_usage: Ratio::new(0.4),
+        kv_blocks: Some(Blocks(20_000)),
+        block_size: BlockSize::new(16),
+        ..Reported::default()
+    };
     for pod in &roster.view().pods {
         pod.status().set_age_limit(FAR);
-        pod.status().record(&report(), Instant::now());
+        pod.status().record(&report, Instant::now());
     }
     Picker::new(Parts {
         encoder: Encoder::new(
@@ -100,18 +108,8 @@ fn picker(pods: u16) -> Picker {
     })
 }
 
-fn report() -> Reported {
-    Reported {
-        waiting: Some(0),
-        running: Some(8),
-        kv_usage: Ratio::new(0.4),
-        kv_blocks: Some(Blocks(20_000)),
-        block_size: BlockSize::new(16),
-        ..Reported::default()
-    }
-}
-
-/// Median nanoseconds of looking, looking after something about a pod has changed, reading loads, deciding, booking.
+/// Median nanoseconds of looking, looking after something about a pod has changed, reading loads,
+/// deciding, booking.
 fn stages(pods: u16) -> [u64; 5] {
     let picker = picker(pods);
     let (observer, policy) = (picker.observer(), policy());
