@@ -90,12 +90,12 @@ impl Picker {
         let now = Instant::now();
         let observation = self.observer.look(&[], &[], now);
         let in_force = self.in_force();
-        observation
-            .snapshot
-            .candidates
+        let candidates = &observation.snapshot.candidates;
+        let loads = self.ledger.loads(candidates.iter().map(|one| one.pod));
+        candidates
             .iter()
-            .map(|candidate| {
-                let load = self.ledger.load(candidate.pod);
+            .zip(loads)
+            .map(|(candidate, load)| {
                 let (waiting, running, kv_usage) = match candidate.engine {
                     EngineReport::None => (None, None, None),
                     EngineReport::Fresh {
