@@ -339,9 +339,17 @@ async function load() {
   await shot(page, "load-light");
   const filter = await drawn(page, "input", onlyRemote, () => page.selectOption("#filters select[name=route]", "remote"));
 
-  // A decision of the list as it moves: the mouse in it holds it.
-  const [x, y] = await intoTheList(page);
-  const opened = await drawn(page, "pointerdown", podsDrawn, () => page.mouse.click(x, y));
+  // Decisions of the list as it moves: the mouse in it holds it. The median of three, as other work on the
+  // machine makes one late.
+  const openings = [];
+  while (openings.length < 3) {
+    if (openings.length) await page.click("#decision-close");
+    await page.mouse.move(5, 5);
+    await page.locator("#pause").focus();
+    const [x, y] = await intoTheList(page);
+    openings.push(await drawn(page, "pointerdown", podsDrawn, () => page.mouse.click(x, y)));
+  }
+  const opened = [...openings].sort((a, b) => a - b)[1];
   assert.match(await page.textContent("#decision-body"), /What was compared/);
   await shot(page, "load-decision");
   const found = await drawn(page, "input", oneDrawn, () => page.fill("#decision-body input[type=search]", "decode-0777"));
@@ -361,7 +369,7 @@ async function load() {
   const rows = await count(page, "#live-table tbody tr");
   const heap = Math.round((await page.evaluate(() => performance.memory?.usedJSHeapSize ?? 0)) / 1e6);
   const figures = `${rate.toFixed(0)} decisions/s, 1000 pods; tasks late p50 ${at(0.5)} ms, p95 ${at(0.95)} ms, p99 ${at(0.99)} ms (an empty page: p95 ${of(idle, 0.95)} ms); `
-    + `filter ${filter} ms, decision opened ${opened} ms, a pod of it found ${found} ms, one of a paused list ${later} ms; ${rows} rows, ${heap} MB heap`;
+    + `filter ${filter} ms, decision opened ${openings.join(", ")} ms, a pod of it found ${found} ms, one of a paused list ${later} ms; ${rows} rows, ${heap} MB heap`;
   console.log(`load: ${figures}`);
   assert.ok(rate >= Number(LEAST_RATE), `the load was ${rate.toFixed(0)} decisions/s`);
   assert.ok(rows <= 500, `${rows} rows`);

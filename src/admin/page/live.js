@@ -113,13 +113,19 @@ function outcomeCells(one, row) {
   row.cells[8].textContent = one.end ? `${one.end === "completed" ? "" : `${one.end} `}${one.status ?? ""}`.trim() || one.end : "running";
 }
 
+/** Names that are too long lose their beginning: pods of one deployment differ at the end. */
+function podsCell(one) {
+  const name = (text) => el("span", { class: "tail" }, el("bdi", { text }));
+  const names = one.prefill_pod ? [name(one.prefill_pod), el("span", { text: " → " }), name(one.decode_pod)] : [name(one.decode_pod)];
+  return el("td", { title: names.map((part) => part.textContent).join("") }, el("div", { class: "pod-names" }, ...names));
+}
+
 function rowOf(one) {
-  const pods = one.prefill_pod ? `${one.prefill_pod} → ${one.decode_pod}` : one.decode_pod;
   const cell = (text, name) => el("td", { class: name, text });
   const row = el("tr", {},
     el("td", {}, el("a", { class: "open", href: `#/decision/${one.id}`, text: clock(one.time_ms) })),
     el("td", {}, tag(one)),
-    cell(one.because), cell(pods), cell(one.model ?? "–"),
+    cell(one.because), podsCell(one), cell(one.model ?? "–"),
     cell(number(one.prompt_tokens), "number"), cell(number(one.net_new_tokens), "number"),
     cell("", "number"), cell(""));
   row.cells[2].title = meaning(one.because);
