@@ -116,9 +116,7 @@ fn booked(pods: u16) -> [u64; 3] {
         };
         let (decision, booking) = ledger
             .admit(admission, |loads| {
-                for pod in &mut snapshot.candidates {
-                    pod.load = loads.of(pod.pod);
-                }
+                snapshot.set_loads(|pod| loads.of(pod));
                 decided(&ask, &snapshot, &policy, shadow)
             })
             .unwrap();
@@ -168,7 +166,7 @@ fn prompt(n: u32) -> BlockChain {
 }
 
 fn snapshot(pods: u16) -> Snapshot {
-    let candidates = (0..pods)
+    (0..pods)
         .map(|slot| {
             let noise = mix(u64::from(slot));
             let [high, low] = slot.to_be_bytes();
@@ -205,8 +203,7 @@ fn snapshot(pods: u16) -> Snapshot {
                 },
             }
         })
-        .collect();
-    Snapshot { candidates }
+        .collect()
 }
 
 fn ask() -> Ask {

@@ -229,12 +229,12 @@ fn picker(tracing: Tracing) -> Arc<Picker> {
             Profiles::new(vec![Profile::builtin().unwrap()]).unwrap(),
             64 << 20,
         ),
-        observer: Observer {
+        observer: Observer::new(
             roster,
-            index: Arc::new(Index::new(Default::default())),
-            sources: Arc::new(Sources::default()),
-            default_block_size: BlockSize::new(16).unwrap(),
-        },
+            Arc::new(Index::new(Default::default())),
+            Arc::new(Sources::default()),
+            BlockSize::new(16).unwrap(),
+        ),
         ledger: Ledger::default(),
         in_force: InForce {
             policy: policy(),

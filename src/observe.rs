@@ -6,14 +6,16 @@
 //! pod's state; loads are added last, under the ledger's lock.
 
 use crate::blocks::BlockChain;
-use crate::decide::snapshot::{Candidate, KvSource, PodLoad, Serves, Snapshot};
+use crate::decide::board::{Board, Member};
+use crate::decide::snapshot::{KvSource, Snapshot};
 use crate::fleet::{Pod, Roster, View};
 use crate::kv::feed::Feed;
 use crate::kv::index::{Index, Overlaps};
 use crate::load::Loads;
 use crate::names::{ModelName, PodId};
+use crate::revision::Revision;
 use crate::units::BlockSize;
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +25,10 @@ type BySlot = Vec<Option<(PodId, Arc<Feed>)>>;
 
 /// The KV feeds of all pods, replaced as a whole when the roster changes.
 #[derive(Debug, Default)]
-pub struct Sources(ArcSwap<BySlot>);
+pub struct Sources {
+    feeds: ArcSwap<BySlot>,
+    revision: Revision,
+}
 
 impl Sources {
     /// Replaces the feeds.
@@ -36,13 +41,14 @@ impl Sources {
             }
             dense[slot] = Some((pod, feed));
         }
-        self.0.store(Arc::new(dense));
+        self.feeds.store(Arc::new(dense));
+        self.revision.bump();
     }
 
     /// The feed of a pod, if one is configured.
     #[must_use]
     pub fn feed(&self, pod: PodId) -> Option<Arc<Feed>> {
-        find(&self.0.load(), pod).cloned()
+        find(&self.feeds.load(), pod).cloned()
     }
 }
 
@@ -65,6 +71,24 @@ pub struct Observer {
     pub sources: Arc<Sources>,
     /// Tokens per block of a pod that has not said its own.
     pub default_block_size: BlockSize,
+    /// What was seen last, for as long as nothing has changed.
+    last: ArcSwapOption<Seen>,
+}
+
+/// What does not depend on the request, as it was when `stamp` was read.
+#[derive(Debug)]
+struct Seen {
+    stamp: [u64; 3],
+    /// From then on some engine's report is too old.
+    expires: Option<Instant>,
+    view: Arc<View>,
+    board: Arc<Board>,
+}
+
+impl Seen {
+    fn holds(&self, stamp: [u64; 3], now: Instant) -> bool {
+        self.stamp == stamp && self.expires.is_none_or(|expires| now < expires)
+    }
 }
 
 /// What was seen for one request.
@@ -77,6 +101,23 @@ pub struct Observation {
 }
 
 impl Observer {
+    /// An observer of these; `default_block_size` is that of a pod that has not said its own.
+    #[must_use]
+    pub fn new(
+        roster: Arc<Roster>,
+        index: Arc<Index>,
+        sources: Arc<Sources>,
+        default_block_size: BlockSize,
+    ) -> Observer {
+        Observer {
+            roster,
+            index,
+            sources,
+            default_block_size,
+            last: ArcSwapOption::empty(),
+        }
+    }
+
     /// The block sizes that prompts must be cut into: those the index has learned, else the default.
     #[must_use]
     pub fn block_sizes(&self) -> SmallVec<[BlockSize; 2]> {
@@ -93,42 +134,67 @@ impl Observer {
     /// empty for a request that names none.
     #[must_use]
     pub fn look(&self, names: &[&ModelName], chains: &[BlockChain], now: Instant) -> Observation {
-        let view = self.roster.view();
-        let mut overlaps = Overlaps::default();
+        let Seen { view, board, .. } = &*self.seen(now);
+        let mut cached = Vec::new();
         if !chains.is_empty() {
+            let mut overlaps = Overlaps::default();
             self.index.overlaps(chains, &mut overlaps);
+            cached.extend(board.ids().iter().map(|pod| overlaps.get(*pod)));
         }
-        let sources = self.sources.0.load();
-        let candidates = view
-            .pods
-            .iter()
-            .map(|pod| Candidate {
-                pod: pod.id,
-                endpoint: pod.spec.endpoint,
-                role: pod.spec.role,
-                availability: pod.availability(),
-                serves: serves(pod, names),
-                local_prefill: pod.spec.local_prefill,
-                block_size: self
-                    .index
-                    .block_size(pod.id)
-                    .or_else(|| pod.block_size())
-                    .unwrap_or(self.default_block_size),
-                cached: overlaps.get(pod.id),
-                kv_source: match (&pod.spec.kv_events, find(&sources, pod.id)) {
-                    (None, _) => KvSource::Absent,
-                    (Some(_), None) => KvSource::Syncing,
-                    (Some(_), Some(feed)) => feed.state(),
-                },
-                load: PodLoad::default(),
-                prefill_capacity: pod.prefill_capacity(),
-                kv_capacity: pod.kv_capacity(),
-                engine: pod.engine_report(now),
-            })
-            .collect();
         Observation {
+            view: Arc::clone(view),
+            snapshot: Snapshot::new(Arc::clone(board), view.serving(names), cached),
+        }
+    }
+
+    /// What does not depend on the request: looked at again only when something has changed. In a
+    /// large fleet that is most of the work.
+    fn seen(&self, now: Instant) -> Arc<Seen> {
+        // Read before what it stands for: a change in between makes the next request look again.
+        let stamp = [
+            self.roster.revision(),
+            self.index.revision(),
+            self.sources.revision.get(),
+        ];
+        if let Some(seen) = &*self.last.load()
+            && seen.holds(stamp, now)
+        {
+            return Arc::clone(seen);
+        }
+        let view = self.roster.view();
+        let sources = self.sources.feeds.load();
+        let members = view.pods.iter().map(|pod| self.member(pod, &sources, now));
+        let expires = view.pods.iter().filter_map(|pod| pod.report_expires());
+        let seen = Arc::new(Seen {
+            stamp,
+            expires: expires.filter(|expires| now < *expires).min(),
+            board: Arc::new(Board::new(members.collect())),
             view,
-            snapshot: Snapshot { candidates },
+        });
+        self.last.store(Some(Arc::clone(&seen)));
+        seen
+    }
+
+    fn member(&self, pod: &Pod, sources: &BySlot, now: Instant) -> Member {
+        Member {
+            pod: pod.id,
+            endpoint: pod.spec.endpoint,
+            role: pod.spec.role,
+            availability: pod.availability(),
+            local_prefill: pod.spec.local_prefill,
+            block_size: self
+                .index
+                .block_size(pod.id)
+                .or_else(|| pod.block_size())
+                .unwrap_or(self.default_block_size),
+            kv_source: match (&pod.spec.kv_events, find(sources, pod.id)) {
+                (None, _) => KvSource::Absent,
+                (Some(_), None) => KvSource::Syncing,
+                (Some(_), Some(feed)) => feed.state(),
+            },
+            prefill_capacity: pod.prefill_capacity(),
+            kv_capacity: pod.kv_capacity(),
+            engine: pod.engine_report(now),
         }
     }
 }
@@ -136,9 +202,7 @@ impl Observer {
 impl Observation {
     /// Adds what the ledger says, read under its lock.
     pub fn with_loads(&mut self, loads: &Loads<'_>) {
-        for candidate in &mut self.snapshot.candidates {
-            candidate.load = loads.of(candidate.pod);
-        }
+        self.snapshot.set_loads(|pod| loads.of(pod));
     }
 
     /// The name of a pod.
@@ -147,15 +211,5 @@ impl Observation {
         self.view
             .get(pod)
             .map_or_else(|| Arc::from("?"), |pod| Arc::clone(&pod.spec.name))
-    }
-}
-
-fn serves(pod: &Pod, names: &[&ModelName]) -> Serves {
-    let listed =
-        |name: &&ModelName| pod.spec.models.contains(name) || pod.spec.adapters.contains(name);
-    if names.is_empty() || pod.spec.models.is_empty() || names.iter().any(listed) {
-        Serves::Yes
-    } else {
-        Serves::NotThisModel
     }
 }

@@ -256,6 +256,11 @@ impl State {
                 c.body_not_sent.get(),
             ),
             (
+                "only_shown",
+                "Requests of gateways in observability_mode, for which no pod is chosen",
+                c.only_shown.get(),
+            ),
+            (
                 "unreadable_encoding",
                 "Requests whose content encoding is not read here",
                 c.unreadable_encoding.get(),

@@ -163,12 +163,12 @@ impl App {
             .unwrap_or(BlockSize::DEFAULT);
         let picker = Arc::new(Picker::new(Parts {
             encoder: models::encoder(&loaded.models)?,
-            observer: Observer {
-                roster: Arc::clone(&roster),
-                index: Arc::clone(&index),
-                sources: Arc::clone(&sources),
+            observer: Observer::new(
+                Arc::clone(&roster),
+                Arc::clone(&index),
+                Arc::clone(&sources),
                 default_block_size,
-            },
+            ),
             ledger: ledger.clone(),
             in_force: InForce {
                 policy: loaded.policy,

@@ -4,6 +4,7 @@ use crate::app::App;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
 
 /// Arguments of `sidestep serve`.
 #[derive(Debug, clap::Args)]
@@ -13,7 +14,7 @@ pub struct ServeArgs {
     config: PathBuf,
 }
 
-/// Runs the picker until SIGTERM or SIGINT, then drains.
+/// Runs the picker until SIGTERM or SIGINT, then drains; a second signal ends it at once, with exit code 1.
 ///
 /// # Errors
 /// When a port cannot be bound or a file named by the config cannot be used.
@@ -32,12 +33,26 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<ExitCode> {
         tracing::warn!("{warning}");
     }
     let app = App::start(loaded).await?;
-    let stop = async {
+    let mut signals = async || {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
     };
-    app.run(stop).await?;
-    Ok(ExitCode::SUCCESS)
+    let (stop, stopped) = oneshot::channel::<()>();
+    let twice = async {
+        signals().await;
+        drop(stop);
+        signals().await;
+    };
+    tokio::select! {
+        ended = app.run(async { drop(stopped.await) }) => {
+            ended?;
+            Ok(ExitCode::SUCCESS)
+        }
+        () = twice => {
+            tracing::error!("a second signal came before the streams that run had ended; they are cut");
+            Ok(ExitCode::FAILURE)
+        }
+    }
 }

@@ -253,6 +253,8 @@ mirror! {
     /// How a pod is asked for its numbers.
     struct Probe {
         "path" => path: Text,
+        /// Answers missed in a row that make a pod unreachable.
+        "failureThreshold" => failure_threshold: Whole,
     }
 }
 

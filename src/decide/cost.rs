@@ -17,8 +17,8 @@
 
 use crate::decide::policy::{Scoring, TierCredit};
 use crate::decide::select::Purpose;
-use crate::decide::snapshot::Candidate;
-use crate::units::{BlockSize, Blocks, Tokens};
+use crate::decide::snapshot::{Candidate, PodLoad, TierBlocks};
+use crate::units::{BlockSize, Blocks, Ratio, Tokens};
 
 /// A cost by its terms; the unit is one KV block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -40,76 +40,121 @@ pub struct Cost {
 /// another is not a number.
 const MOST: f64 = 1e300;
 
-/// A prompt, with its length in blocks of the size that was asked for last: pods of a fleet mostly
-/// agree on it, and the division would be most of the work per pod.
+/// Prices pods for one prompt and one purpose.
 #[derive(Clone, Copy, Debug)]
-pub struct Priced {
-    tokens: Tokens,
-    blocks: Option<(BlockSize, f64)>,
+pub(super) struct Pricer {
+    prompt: Tokens,
+    scoring: Scoring,
+    purpose: Purpose,
 }
 
-impl Priced {
-    /// A prompt of `tokens`.
-    #[must_use]
-    pub fn new(tokens: Tokens) -> Priced {
-        Priced {
-            tokens,
-            blocks: None,
+/// A block size with what a prompt takes in it, worked out once for pods that agree on it: the
+/// division would be most of the work per pod.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sized {
+    /// Blocks that a token takes: exact for the powers of two that block sizes are.
+    per_token: f64,
+    blocks: f64,
+}
+
+impl Pricer {
+    pub(super) fn new(prompt: Tokens, scoring: Scoring, purpose: Purpose) -> Pricer {
+        Pricer {
+            prompt,
+            scoring,
+            purpose,
         }
     }
 
     #[inline]
-    fn blocks(&mut self, size: BlockSize) -> f64 {
-        match self.blocks {
-            Some((known, blocks)) if known == size => blocks,
-            _ => {
-                let blocks = f64::from(size.blocks_to_hold(self.tokens).0);
-                self.blocks = Some((size, blocks));
-                blocks
-            }
+    pub(super) fn sized(&self, size: BlockSize) -> Sized {
+        Sized {
+            per_token: 1.0 / f64::from(size.get()),
+            blocks: f64::from(size.blocks_to_hold(self.prompt).0),
         }
     }
-}
 
-/// The cost of `candidate` for `prompt`.
-#[inline]
-#[must_use]
-pub fn price(
-    candidate: &Candidate,
-    prompt: &mut Priced,
-    scoring: &Scoring,
-    purpose: Purpose,
-) -> Cost {
-    let load = &candidate.load;
-    let blocks = prompt.blocks(candidate.block_size);
-    let requests = scoring.active_request_weight.get() * f64::from(load.requests);
-    let (prefill, credit, decode) = match purpose {
-        Purpose::PrefillAndDecode | Purpose::Prefill => {
-            let credit = weighted_blocks(candidate, scoring, scoring.overlap_credit.get());
-            let work = (load.prefill_tokens.0 as f64 + prompt.tokens.0 as f64)
-                / f64::from(candidate.block_size.get());
-            let prefill = scoring.prefill_load_scale.get() * (work - credit).max(0.0);
-            let running = load.decode_blocks.saturating_sub(load.shared_blocks);
-            (prefill, credit, f64::from(running.0) + blocks)
+    /// What it costs to give the prompt to a pod that holds `cached` of it and carries `load`.
+    pub(super) fn price(&self, sized: Sized, cached: &TierBlocks, load: &PodLoad) -> Cost {
+        match self.purpose {
+            Purpose::PrefillAndDecode | Purpose::Prefill => {
+                self.prefill_cost::<false>(sized, cached, load)
+            }
+            Purpose::DecodeOnly => self.decode_cost::<false>(sized, cached, load),
         }
-        Purpose::DecodeOnly => {
-            let overlap = scoring.overlap_credit.get();
-            let credit = if 0.0 < overlap {
-                weighted_blocks(candidate, scoring, overlap)
-            } else {
-                0.0
-            };
-            // The transferred blocks are new to the pod, so none is assumed to be shared.
-            let potential = f64::from(load.decode_blocks.0) + blocks;
-            (0.0, credit, (potential - credit).max(0.0))
+    }
+
+    /// Whether costs come out the same without looking at `tiers` below the device, of which there
+    /// are none, and at the number of requests. Turning counts into floating-point numbers is most of
+    /// the work per pod.
+    pub(super) fn is_plain(&self, tiers: bool) -> bool {
+        !tiers && self.scoring.active_request_weight == Ratio::ZERO
+    }
+
+    /// [`Pricer::price`] of a pod that is to prefill, whether or not it decodes.
+    #[inline]
+    pub(super) fn prefill_cost<const PLAIN: bool>(
+        &self,
+        sized: Sized,
+        cached: &TierBlocks,
+        load: &PodLoad,
+    ) -> Cost {
+        let scoring = &self.scoring;
+        let credit = self.credit::<PLAIN>(cached);
+        let work = (float(load.prefill_tokens) + float(self.prompt)) * sized.per_token;
+        let prefill = scoring.prefill_load_scale.get() * above_zero(work - credit);
+        let running = load.decode_blocks.saturating_sub(load.shared_blocks);
+        let decode = f64::from(running.0) + sized.blocks;
+        self.sum::<PLAIN>((prefill, credit, decode), load)
+    }
+
+    /// [`Pricer::price`] of a pod that is to decode what another has prefilled.
+    #[inline]
+    pub(super) fn decode_cost<const PLAIN: bool>(
+        &self,
+        sized: Sized,
+        cached: &TierBlocks,
+        load: &PodLoad,
+    ) -> Cost {
+        let credit = if self.scoring.overlap_credit == Ratio::ZERO {
+            0.0
+        } else {
+            self.credit::<PLAIN>(cached)
+        };
+        // The transferred blocks are new to the pod, so none is assumed to be shared.
+        let potential = f64::from(load.decode_blocks.0) + sized.blocks;
+        let decode = above_zero(potential - credit);
+        self.sum::<PLAIN>((0.0, credit, decode), load)
+    }
+
+    #[inline]
+    fn credit<const PLAIN: bool>(&self, cached: &TierBlocks) -> f64 {
+        let overlap = self.scoring.overlap_credit.get();
+        if PLAIN {
+            overlap * f64::from(cached.device.0)
+        } else {
+            weighted_blocks(cached, &self.scoring, overlap)
         }
-    };
-    Cost {
-        prefill: prefill.min(MOST),
-        credit: credit.min(MOST),
-        decode: decode.min(MOST),
-        requests: requests.min(MOST),
-        total: (prefill + decode + requests).min(MOST),
+    }
+
+    #[inline]
+    fn sum<const PLAIN: bool>(
+        &self,
+        (prefill, credit, decode): (f64, f64, f64),
+        load: &PodLoad,
+    ) -> Cost {
+        let requests = if PLAIN {
+            0.0
+        } else {
+            self.scoring.active_request_weight.get() * f64::from(load.requests)
+        };
+        Cost {
+            prefill: prefill.min(MOST),
+            credit: credit.min(MOST),
+            decode: decode.min(MOST),
+            requests: requests.min(MOST),
+            total: (prefill + decode + requests).min(MOST),
+        }
     }
 }
 
@@ -124,7 +169,7 @@ pub fn credited_tokens(
     let tokens = match credit {
         TierCredit::Full => candidate.block_size.tokens(candidate.cached.total()),
         TierCredit::Weighted => {
-            let blocks = weighted_blocks(candidate, scoring, 1.0);
+            let blocks = weighted_blocks(&candidate.cached, scoring, 1.0);
             Tokens((blocks * f64::from(candidate.block_size.get())).round() as u64)
         }
     };
@@ -140,9 +185,21 @@ pub fn new_blocks(candidate: &Candidate, prompt: Tokens) -> Blocks {
         .saturating_sub(candidate.load.shared_blocks)
 }
 
+/// A count that no process reaches is worth no branch per pod.
 #[inline]
-fn weighted_blocks(candidate: &Candidate, scoring: &Scoring, device: f64) -> f64 {
-    let cached = &candidate.cached;
+fn float(tokens: Tokens) -> f64 {
+    tokens.0.min(i64::MAX as u64) as i64 as f64
+}
+
+/// `value`, but at least 0. The difference of two finite numbers is a number, which `f64::max` would
+/// look into.
+#[inline]
+fn above_zero(value: f64) -> f64 {
+    if 0.0 < value { value } else { 0.0 }
+}
+
+#[inline]
+fn weighted_blocks(cached: &TierBlocks, scoring: &Scoring, device: f64) -> f64 {
     device * f64::from(cached.device.0)
         + scoring.host_tier.get() * f64::from(cached.host.0)
         + scoring.disk_tier.get() * f64::from(cached.disk.0)

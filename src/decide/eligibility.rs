@@ -5,6 +5,7 @@
 //! Never here: costs, comparisons between pods.
 //! Invariant: a pod that fails [`check`] is never part of a route.
 
+use crate::decide::board::Member;
 use crate::decide::reason::words;
 use crate::decide::select::Purpose;
 use crate::decide::snapshot::{Availability, Candidate, LocalPrefill, Serves, Subset, SubsetEntry};
@@ -93,36 +94,49 @@ impl<'a> Allowed<'a> {
     }
 }
 
-/// Whether `candidate` may be used for `purpose`, or the first reason why not.
+impl Candidate {
+    /// Whether it may be used for `purpose`, or the first reason why not.
+    ///
+    /// # Errors
+    /// That reason.
+    pub fn check(&self, allowed: &Allowed<'_>, purpose: Purpose) -> Result<(), Ineligible> {
+        check(&self.member(), self.serves, allowed, purpose)
+    }
+}
+
+/// Whether the pod `member` may be used for `purpose`, or the first reason why not.
 ///
 /// The subset concerns the destination alone: the gateway sends the request there, while the prefill
 /// pod is reached by the destination.
-#[inline]
+///
+/// # Errors
+/// That reason.
 pub fn check(
-    candidate: &Candidate,
+    member: &Member,
+    serves: Serves,
     allowed: &Allowed<'_>,
     purpose: Purpose,
 ) -> Result<(), Ineligible> {
     match purpose {
-        Purpose::Prefill if !candidate.role.prefills() => return Err(Ineligible::DecodeRole),
-        Purpose::PrefillAndDecode | Purpose::DecodeOnly if !candidate.role.decodes() => {
+        Purpose::Prefill if !member.role.prefills() => return Err(Ineligible::DecodeRole),
+        Purpose::PrefillAndDecode | Purpose::DecodeOnly if !member.role.decodes() => {
             return Err(Ineligible::PrefillRole);
         }
         _ => {}
     }
-    if candidate.serves == Serves::NotThisModel {
+    if serves == Serves::NotThisModel {
         return Err(Ineligible::NotThisModel);
     }
-    match candidate.availability {
+    match member.availability {
         Availability::Ready => {}
         Availability::NotReady => return Err(Ineligible::NotReady),
         Availability::Draining => return Err(Ineligible::Draining),
         Availability::Unreachable => return Err(Ineligible::Unreachable),
     }
-    if purpose != Purpose::Prefill && !allowed.holds(candidate.endpoint) {
+    if purpose != Purpose::Prefill && !allowed.holds(member.endpoint) {
         return Err(Ineligible::OutsideSubset);
     }
-    if purpose == Purpose::PrefillAndDecode && candidate.local_prefill == LocalPrefill::Unable {
+    if purpose == Purpose::PrefillAndDecode && member.local_prefill == LocalPrefill::Unable {
         return Err(Ineligible::CannotPrefillLocally);
     }
     Ok(())

@@ -4,12 +4,14 @@
 //! Never here: async, clocks, randomness, locks, logging, Envoy, Kubernetes, YAML.
 //! Invariant: the answer is a function of the arguments alone.
 
+pub mod board;
 pub mod bypass;
 pub mod cost;
 pub mod eligibility;
 pub mod policy;
 pub mod prerequisite;
 pub mod reason;
+mod scan;
 pub mod select;
 pub mod shadow;
 pub mod snapshot;
@@ -23,7 +25,7 @@ pub use crate::decide::reason::{Because, Check, Checked, NoRoute};
 pub use crate::decide::select::{Pick, Purpose};
 pub use crate::decide::snapshot::{Ask, Candidate, Snapshot};
 
-use crate::decide::eligibility::{Allowed, check};
+use crate::decide::eligibility::Allowed;
 use crate::decide::policy::OnNoPrefill;
 use crate::decide::select::{Terms, select};
 use crate::decide::snapshot::{Affinity, AskKind, LocalPrefill, Serves, Subset};
@@ -144,7 +146,7 @@ pub fn decide(ask: &Ask, snapshot: &Snapshot, policy: &Policy) -> Result<Decisio
             decode: *decode,
         },
         None if because == Because::SamePod => Route::Local {
-            decode: terms.pick(ask, &decode.candidate, Purpose::PrefillAndDecode),
+            decode: terms.pick(ask, decode.candidate, Purpose::PrefillAndDecode),
         },
         None => Route::Local { decode: *decode },
     };
@@ -264,20 +266,21 @@ fn consider(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> Considered {
 
 /// Why no pod can be the destination.
 fn no_destination(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> NoRoute {
-    let pods = &snapshot.candidates;
-    if !pods.is_empty() && pods.iter().all(|pod| pod.serves == Serves::NotThisModel) {
+    let mut pods = snapshot.candidates();
+    if 0 < pods.len() && pods.all(|pod| pod.serves == Serves::NotThisModel) {
         return NoRoute::UnknownModel;
     }
     if let Some(pin) = terms.pin(Purpose::DecodeOnly) {
         return NoRoute::PinnedPodUnavailable(pin);
     }
+    let board = snapshot.board();
     if let Affinity::Hard(session) = ask.affinity
-        && let Some(pod) = pods.iter().find(|pod| pod.pod == session)
+        && let Some(position) = board.position(session)
     {
-        return NoRoute::PinnedPodUnavailable(pod.endpoint);
+        return NoRoute::PinnedPodUnavailable(board.members()[position].endpoint);
     }
-    let outside = |pod: &Candidate| check(pod, &Allowed::All, Purpose::DecodeOnly).is_ok();
-    if ask.subset != Subset::Any && pods.iter().any(outside) {
+    let outside = |pod: Candidate| pod.check(&Allowed::All, Purpose::DecodeOnly).is_ok();
+    if ask.subset != Subset::Any && snapshot.candidates().any(outside) {
         NoRoute::NoPodInSubset
     } else {
         NoRoute::NoDecodePod

@@ -5,14 +5,14 @@
 //! Invariant: whatever asks for a pod (a decision, its explanation, a simulation) asks here, and the
 //! answer depends on the arguments alone.
 
-use crate::decide::cost::{Cost, Priced, credited_tokens, price};
+use crate::decide::cost::{Cost, Pricer, credited_tokens};
 use crate::decide::eligibility::{Allowed, Ineligible, check};
 use crate::decide::policy::{Bypass, ClientPins, Policy, Rule, Scoring, TierCredit};
 use crate::decide::reason::NoRoute;
+use crate::decide::scan;
 use crate::decide::snapshot::{Affinity, Ask, AskKind, Candidate, Pin, Role, Snapshot};
 use crate::names::{Endpoint, PodId};
 use crate::units::{Ratio, Tokens};
-use smallvec::SmallVec;
 
 /// What a pod is chosen for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,6 +23,15 @@ pub enum Purpose {
     Prefill,
     /// To decode after another pod has prefilled.
     DecodeOnly,
+}
+
+impl Purpose {
+    /// All of them.
+    pub const ALL: [Purpose; 3] = [
+        Purpose::PrefillAndDecode,
+        Purpose::Prefill,
+        Purpose::DecodeOnly,
+    ];
 }
 
 /// A selected pod: the candidate itself, with what it costs.
@@ -129,19 +138,16 @@ impl<'a> Terms<'a> {
 
     /// `candidate` as a pick for `purpose`, whether or not it would be chosen.
     #[must_use]
-    pub fn pick(&self, ask: &Ask, candidate: &Candidate, purpose: Purpose) -> Pick {
+    pub fn pick(&self, ask: &Ask, candidate: Candidate, purpose: Purpose) -> Pick {
         let prompt = ask.prompt_tokens;
-        let cached = credited_tokens(candidate, prompt, &self.scoring, self.tier_credit);
+        let cached = credited_tokens(&candidate, prompt, &self.scoring, self.tier_credit);
+        let pricer = Pricer::new(prompt, self.scoring_for(purpose), purpose);
+        let sized = pricer.sized(candidate.block_size);
         Pick {
-            candidate: *candidate,
             cached_tokens: cached,
             net_new_tokens: prompt.saturating_sub(cached),
-            cost: price(
-                candidate,
-                &mut Priced::new(prompt),
-                &self.scoring_for(purpose),
-                purpose,
-            ),
+            cost: pricer.price(sized, &candidate.cached, &candidate.load),
+            candidate,
         }
     }
 
@@ -161,11 +167,9 @@ fn resolve(
     snapshot: &Snapshot,
     purpose: Purpose,
 ) -> Result<Endpoint, NoRoute> {
-    let pods = &snapshot.candidates;
+    let board = snapshot.board();
     let ip = match pin {
-        Pin::Endpoint(endpoint) if pods.iter().any(|pod| pod.endpoint == endpoint) => {
-            return Ok(endpoint);
-        }
+        Pin::Endpoint(endpoint) if board.position_at(endpoint).is_some() => return Ok(endpoint),
         Pin::Endpoint(_) => return Err(NoRoute::PinnedPodUnknown(pin)),
         Pin::Address(ip) => ip,
     };
@@ -173,15 +177,18 @@ fn resolve(
         Purpose::Prefill => (ask.prefill_affinity, Role::prefills),
         Purpose::PrefillAndDecode | Purpose::DecodeOnly => (ask.affinity.pod(), Role::decodes),
     };
-    let mut there = pods
+    let mut there = board
+        .members()
         .iter()
         .filter(|pod| pod.endpoint.0.ip() == ip && fits(pod.role));
     let first = there.next().ok_or(NoRoute::PinnedPodUnknown(pin))?;
     if there.next().is_none() || session == Some(first.pod) {
         return Ok(first.endpoint);
     }
-    pods.iter()
-        .find(|pod| Some(pod.pod) == session && pod.endpoint.0.ip() == ip && fits(pod.role))
+    session
+        .and_then(|pod| board.position(pod))
+        .map(|position| &board.members()[position])
+        .filter(|pod| pod.endpoint.0.ip() == ip && fits(pod.role))
         .map(|pod| pod.endpoint)
         .ok_or(NoRoute::PinNeedsPort(ip))
 }
@@ -190,18 +197,14 @@ fn resolve(
 /// a temperature. `None` when no pod is eligible.
 #[must_use]
 pub fn select(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpose) -> Option<Pick> {
-    let mut view = View::new(ask, snapshot, terms, purpose);
-    let eligible = snapshot.candidates.iter().filter_map(|candidate| {
-        view.check(candidate).ok()?;
-        Some((candidate, view.price(candidate).total))
-    });
-    let temperature = terms.scoring.temperature.get();
-    let chosen = if 0.0 < temperature {
-        sampled(eligible, temperature, ask.draw)
-    } else {
-        cheapest(eligible, ask.draw)
-    }?;
-    Some(terms.pick(ask, chosen, purpose))
+    let view = View::new(ask, snapshot, terms, purpose);
+    let position = match view.limit {
+        // Whoever else there is does not matter.
+        Limit::Only(position) => position.filter(|at| view.check(*at).is_ok()),
+        Limit::None => scan::open(&view, ask.draw),
+    };
+    let candidate = snapshot.candidate(position?);
+    Some(terms.pick(ask, candidate, purpose))
 }
 
 /// Every pod with its cost for `purpose`, or the reason why [`select`] does not consider it.
@@ -210,43 +213,56 @@ pub fn survey<'a>(
     snapshot: &'a Snapshot,
     terms: &'a Terms<'_>,
     purpose: Purpose,
-) -> impl Iterator<Item = (&'a Candidate, Result<Cost, Ineligible>)> {
-    let mut view = View::new(ask, snapshot, terms, purpose);
-    snapshot.candidates.iter().map(move |candidate| {
-        let cost = view.check(candidate).map(|()| view.price(candidate));
-        (candidate, cost)
+) -> impl Iterator<Item = (Candidate, Result<Cost, Ineligible>)> {
+    let view = View::new(ask, snapshot, terms, purpose);
+    (0..snapshot.len()).map(move |position| {
+        let cost = view.check(position).map(|()| view.price(position));
+        (snapshot.candidate(position), cost)
     })
 }
 
 /// Pods as one selection sees them.
-struct View<'a> {
-    terms: &'a Terms<'a>,
-    purpose: Purpose,
+pub(super) struct View<'a> {
+    pub(super) snapshot: &'a Snapshot,
+    pub(super) terms: &'a Terms<'a>,
+    pub(super) purpose: Purpose,
+    pub(super) pricer: Pricer,
     limit: Limit,
-    scoring: Scoring,
-    prompt: Priced,
 }
 
 impl<'a> View<'a> {
-    fn new(ask: &Ask, snapshot: &Snapshot, terms: &'a Terms<'_>, purpose: Purpose) -> View<'a> {
+    fn new(ask: &Ask, snapshot: &'a Snapshot, terms: &'a Terms<'_>, purpose: Purpose) -> View<'a> {
         View {
+            snapshot,
             terms,
             purpose,
+            pricer: Pricer::new(ask.prompt_tokens, terms.scoring_for(purpose), purpose),
             limit: Limit::new(ask, snapshot, terms, purpose),
-            scoring: terms.scoring_for(purpose),
-            prompt: Priced::new(ask.prompt_tokens),
         }
     }
 
-    #[inline]
-    fn check(&self, candidate: &Candidate) -> Result<(), Ineligible> {
-        check(candidate, &self.terms.allowed, self.purpose)?;
-        self.limit.check(candidate, self.terms.taken)
+    fn check(&self, position: usize) -> Result<(), Ineligible> {
+        let member = &self.snapshot.board().members()[position];
+        let serves = self.snapshot.serves().at(position);
+        check(member, serves, &self.terms.allowed, self.purpose)?;
+        match self.limit {
+            Limit::Only(only) if only != Some(position) => {
+                Err(match self.terms.pin(self.purpose) {
+                    Some(_) => Ineligible::PinnedElsewhere,
+                    None => Ineligible::SessionElsewhere,
+                })
+            }
+            _ if self.terms.taken == Some(member.pod) => Err(Ineligible::AlreadyChosen),
+            Limit::None | Limit::Only(_) => Ok(()),
+        }
     }
 
-    #[inline]
-    fn price(&mut self, candidate: &Candidate) -> Cost {
-        price(candidate, &mut self.prompt, &self.scoring, self.purpose)
+    fn price(&self, position: usize) -> Cost {
+        let size = self.snapshot.board().members()[position].block_size;
+        let (cached, loads) = (self.snapshot.cached(), self.snapshot.loads());
+        let sized = self.pricer.sized(size);
+        self.pricer
+            .price(sized, &cached[position], &loads[position])
     }
 }
 
@@ -254,120 +270,34 @@ impl<'a> View<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Limit {
     None,
-    Pinned(Endpoint),
-    Session(PodId),
+    /// The one at this position, if it is there at all.
+    Only(Option<usize>),
 }
 
 impl Limit {
     /// A pin beats the session. A soft session limits only while its pod is eligible, a hard one
     /// while its pod exists.
     fn new(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>, purpose: Purpose) -> Limit {
+        let board = snapshot.board();
         if let Some(endpoint) = terms.pin(purpose) {
-            return Limit::Pinned(endpoint);
+            return Limit::Only(board.position_at(endpoint));
         }
-        let find = |pod: PodId| snapshot.candidates.iter().find(|known| known.pod == pod);
         let affinity = match purpose {
             Purpose::Prefill => ask.prefill_affinity.map_or(Affinity::None, Affinity::Soft),
             Purpose::PrefillAndDecode | Purpose::DecodeOnly => ask.affinity,
         };
-        match affinity {
-            Affinity::None => Limit::None,
-            Affinity::Soft(pod) => find(pod)
-                .filter(|known| check(known, &terms.allowed, purpose).is_ok())
-                .filter(|known| terms.taken != Some(known.pod))
-                .map_or(Limit::None, |known| Limit::Session(known.pod)),
-            Affinity::Hard(pod) => find(pod).map_or(Limit::None, |known| Limit::Session(known.pod)),
-        }
-    }
-
-    #[inline]
-    fn check(self, candidate: &Candidate, taken: Option<PodId>) -> Result<(), Ineligible> {
-        match self {
-            Limit::Pinned(endpoint) if candidate.endpoint != endpoint => {
-                Err(Ineligible::PinnedElsewhere)
-            }
-            Limit::Session(pod) if candidate.pod != pod => Err(Ineligible::SessionElsewhere),
-            _ if taken == Some(candidate.pod) => Err(Ineligible::AlreadyChosen),
-            Limit::None | Limit::Pinned(_) | Limit::Session(_) => Ok(()),
-        }
-    }
-}
-
-/// The candidate of least cost. Among equals the one with the fewest requests, so that a burst of
-/// equal requests spreads; among those each with the same probability over `draw`.
-fn cheapest<'a>(
-    eligible: impl Iterator<Item = (&'a Candidate, f64)>,
-    draw: u64,
-) -> Option<&'a Candidate> {
-    let mut best: Option<(&Candidate, f64)> = None;
-    let mut ties = 1;
-    // Inner iteration: the compiler makes one loop of it and the adapters behind.
-    eligible.for_each(|(candidate, cost)| match best {
-        Some((_, least)) if least < cost => {}
-        Some((chosen, least)) if cost == least => {
-            let (requests, fewest) = (candidate.load.requests, chosen.load.requests);
-            if requests < fewest {
-                ties = 1;
-                best = Some((candidate, cost));
-            } else if requests == fewest {
-                ties += 1;
-                // One in `ties` replaces the one before: each ends with the same probability.
-                if scale(mix(draw, ties), ties) == 0 {
-                    best = Some((candidate, cost));
-                }
-            }
-        }
-        _ => {
-            ties = 1;
-            best = Some((candidate, cost));
-        }
-    });
-    best.map(|(candidate, _)| candidate)
-}
-
-/// A candidate drawn by softmax of its cost, negated and scaled to `0..=1` between the cheapest and
-/// the dearest.
-fn sampled<'a>(
-    eligible: impl Iterator<Item = (&'a Candidate, f64)>,
-    temperature: f64,
-    draw: u64,
-) -> Option<&'a Candidate> {
-    let mut weighed: SmallVec<[(&Candidate, f64); 64]> = eligible.collect();
-    let least = weighed
-        .iter()
-        .map(|(_, cost)| *cost)
-        .fold(f64::MAX, f64::min);
-    let most = weighed.iter().map(|(_, cost)| *cost).fold(0.0, f64::max);
-    let mut sum = 0.0;
-    for (_, cost) in &mut weighed {
-        let share = if least < most {
-            (*cost - least) / (most - least)
-        } else {
-            0.0
+        let Some(position) = affinity.pod().and_then(|pod| board.position(pod)) else {
+            return Limit::None;
         };
-        *cost = (-share / temperature).exp();
-        sum += *cost;
-    }
-    // 53 bits, so that the product stays below the sum.
-    let mut left = (draw >> 11) as f64 / (1_u64 << 53) as f64 * sum;
-    for (candidate, weight) in &weighed {
-        if left < *weight {
-            return Some(candidate);
+        let member = &board.members()[position];
+        let serves = snapshot.serves().at(position);
+        let usable = || {
+            check(member, serves, &terms.allowed, purpose).is_ok()
+                && terms.taken != Some(member.pod)
+        };
+        match affinity {
+            Affinity::Soft(_) if !usable() => Limit::None,
+            _ => Limit::Only(Some(position)),
         }
-        left -= weight;
     }
-    weighed.last().map(|(candidate, _)| *candidate)
-}
-
-/// A number that looks unrelated for each `step` of one `draw` (the finalizer of SplitMix64).
-fn mix(draw: u64, step: u64) -> u64 {
-    let mut x = draw.wrapping_add(step.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// `random` as a number below `bound`.
-fn scale(random: u64, bound: u64) -> u64 {
-    ((u128::from(random) * u128::from(bound)) >> 64) as u64
 }

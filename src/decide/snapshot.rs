@@ -4,6 +4,7 @@
 //! Never here: how any of it was measured.
 //! Invariant: plain values; unknown has a name (no `Option<bool>`, no magic numbers).
 
+use crate::decide::board::{Board, Member};
 use crate::names::{Endpoint, ModelName, PodId};
 use crate::units::{BlockSize, Blocks, Ratio, Tokens};
 use std::net::IpAddr;
@@ -165,8 +166,153 @@ impl Affinity {
 /// All pods with their numbers, taken at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// The pods.
-    pub candidates: Vec<Candidate>,
+    board: Arc<Board>,
+    serves: Serving,
+    cached: Vec<TierBlocks>,
+    /// Whether any pod holds blocks below its device.
+    tiers: bool,
+    loads: Vec<PodLoad>,
+}
+
+/// Which pods serve what the request names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Serving {
+    /// All of them.
+    #[default]
+    All,
+    /// Those that say so, in the board's order; a pod that is not listed does not.
+    Each(Arc<[Serves]>),
+}
+
+impl Serving {
+    /// Whether the pod at `position` does.
+    #[inline]
+    #[must_use]
+    pub fn at(&self, position: usize) -> Serves {
+        match self {
+            Serving::All => Serves::Yes,
+            Serving::Each(list) => list.get(position).copied().unwrap_or(Serves::NotThisModel),
+        }
+    }
+}
+
+impl Snapshot {
+    /// A snapshot of `board` for a request of which its pods hold `cached`, in the same order. Nothing
+    /// is promised to them yet (see [`Snapshot::set_loads`]).
+    #[must_use]
+    pub fn new(board: Arc<Board>, serves: Serving, mut cached: Vec<TierBlocks>) -> Snapshot {
+        let pods = board.members().len();
+        cached.resize(pods, TierBlocks::default());
+        Snapshot {
+            board,
+            serves,
+            tiers: any_tiers(&cached),
+            cached,
+            loads: vec![PodLoad::default(); pods],
+        }
+    }
+
+    /// Notes what was promised to each pod.
+    pub fn set_loads(&mut self, of: impl Fn(PodId) -> PodLoad) {
+        for (load, pod) in self.loads.iter_mut().zip(self.board.ids()) {
+            *load = of(*pod);
+        }
+    }
+
+    /// What holds of the pods whatever the request.
+    #[must_use]
+    pub fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    /// How many pods there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.loads.len()
+    }
+
+    /// Whether there is no pod.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.loads.is_empty()
+    }
+
+    /// The pod at `position`, which is below [`Snapshot::len`].
+    ///
+    /// # Panics
+    /// When it is not.
+    #[must_use]
+    pub fn candidate(&self, position: usize) -> Candidate {
+        let member = &self.board.members()[position];
+        Candidate {
+            pod: member.pod,
+            endpoint: member.endpoint,
+            role: member.role,
+            availability: member.availability,
+            serves: self.serves.at(position),
+            local_prefill: member.local_prefill,
+            block_size: member.block_size,
+            cached: self.cached[position],
+            kv_source: member.kv_source,
+            load: self.loads[position],
+            prefill_capacity: member.prefill_capacity,
+            kv_capacity: member.kv_capacity,
+            engine: member.engine,
+        }
+    }
+
+    /// All pods.
+    pub fn candidates(&self) -> impl ExactSizeIterator<Item = Candidate> {
+        (0..self.len()).map(|position| self.candidate(position))
+    }
+
+    /// Memory of its own, without that of the board.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.len() * (size_of::<TierBlocks>() + size_of::<PodLoad>() + size_of::<Serves>())
+    }
+
+    pub(super) fn serves(&self) -> &Serving {
+        &self.serves
+    }
+
+    pub(super) fn has_tiers(&self) -> bool {
+        self.tiers
+    }
+
+    pub(super) fn cached(&self) -> &[TierBlocks] {
+        &self.cached
+    }
+
+    pub(super) fn loads(&self) -> &[PodLoad] {
+        &self.loads
+    }
+}
+
+fn any_tiers(cached: &[TierBlocks]) -> bool {
+    let below = |blocks: &TierBlocks| blocks.host.0 | blocks.disk.0;
+    cached.iter().fold(0, |all, blocks| all | below(blocks)) != 0
+}
+
+impl FromIterator<Candidate> for Snapshot {
+    fn from_iter<T: IntoIterator<Item = Candidate>>(candidates: T) -> Snapshot {
+        let candidates: Vec<Candidate> = candidates.into_iter().collect();
+        let serves = || candidates.iter().map(|pod| pod.serves);
+        let cached: Vec<TierBlocks> = candidates.iter().map(|pod| pod.cached).collect();
+        Snapshot {
+            board: Arc::new(Board::new(
+                candidates.iter().map(Candidate::member).collect(),
+            )),
+            serves: if serves().all(|serves| serves == Serves::Yes) {
+                Serving::All
+            } else {
+                Serving::Each(serves().collect())
+            },
+            tiers: any_tiers(&cached),
+            cached,
+            loads: candidates.iter().map(|pod| pod.load).collect(),
+        }
+    }
 }
 
 /// One pod as the decision sees it.
@@ -198,6 +344,25 @@ pub struct Candidate {
     pub kv_capacity: Capacity<Blocks>,
     /// What the engine itself reported, when it did.
     pub engine: EngineReport,
+}
+
+impl Candidate {
+    /// What holds of it whatever the request.
+    #[must_use]
+    pub fn member(&self) -> Member {
+        Member {
+            pod: self.pod,
+            endpoint: self.endpoint,
+            role: self.role,
+            availability: self.availability,
+            local_prefill: self.local_prefill,
+            block_size: self.block_size,
+            kv_source: self.kv_source,
+            prefill_capacity: self.prefill_capacity,
+            kv_capacity: self.kv_capacity,
+            engine: self.engine,
+        }
+    }
 }
 
 /// What a pod may be used for.

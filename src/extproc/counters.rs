@@ -42,6 +42,8 @@ pub struct Counters {
     pub body_not_sent: Counter,
     /// Requests whose body is encoded in a way that is not read here.
     pub unreadable_encoding: Counter,
+    /// Streams of gateways in `observability_mode`, which take no answer.
+    pub only_shown: Counter,
     /// Messages that changed nothing, such as a body after its end.
     pub ignored_messages: Counter,
     /// Bytes of request bodies.

@@ -12,7 +12,7 @@ use crate::extproc::message::{Incoming, Modes, Outgoing};
 use crate::extproc::session::{Action, Actions, Close, Ending, Event, Flown, Session, Waiting};
 use crate::extproc::settings::Limits;
 use crate::names::Endpoint;
-use crate::pick::{Head, Refusal};
+use crate::pick::{Arrival, Ended, Head, Refusal};
 use crate::route::Plan;
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
@@ -28,6 +28,8 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tonic::Status;
 
+/// After so long without a message the answer to the request is surely on its way.
+const OUT: Duration = Duration::from_millis(1);
 /// Most leases at once; beyond it, load of unseen responses is released when their stream ends.
 const LEASES: usize = 65_536;
 
@@ -43,12 +45,21 @@ pub trait PickPods: Send + Sync + 'static {
         body: Option<Bytes>,
     ) -> impl Future<Output = Result<(Plan, Self::Flight), Refusal>> + Send;
 
+    /// A request ended before its pick, or while it waited for it; it is told nowhere else.
+    fn ended_early(&self, arrival: &Arrival, how: Ended<'_>);
+
     /// Whether picks can succeed.
     fn ready(&self) -> bool;
 }
 
 /// Follows a request after its pick.
 pub trait Follow: Send + 'static {
+    /// Whether something is left to do that nobody waits for.
+    fn unsettled(&self) -> bool {
+        false
+    }
+    /// Does it: the answer to the request is out.
+    fn settle(&mut self) {}
     /// The response's headers came.
     fn response_headers(&mut self, status: Option<u16>, served: Option<Endpoint>);
     /// The first bytes of the response came.
@@ -121,6 +132,8 @@ pub(crate) struct Exchange<S, P: PickPods> {
     armed: Waiting,
     body_began: Option<Instant>,
     close: Option<Close>,
+    /// The request, until its pick or its end was told.
+    untold: Option<Arrival>,
     _open: TaskTrackerToken,
 }
 
@@ -131,6 +144,8 @@ enum Happened<F> {
     Picked(Result<(Plan, F), Refusal>),
     Expired,
     Cut,
+    /// Nothing, for a while after the answer.
+    Quiet,
 }
 
 impl<S, P> Exchange<S, P>
@@ -138,10 +153,11 @@ where
     S: Stream<Item = Received> + Unpin + Send + 'static,
     P: PickPods,
 {
-    /// The answers to the messages of `inbound`.
+    /// The answers to the messages of `inbound`, on a stream that came at `arrival`.
     pub(crate) fn answers(
         inbound: S,
         shared: Arc<Shared<P>>,
+        arrival: Arrival,
     ) -> impl Stream<Item = Result<Outgoing, Status>> + Send + 'static {
         shared.counters.streams.add(1);
         let exchange = Exchange {
@@ -155,6 +171,7 @@ where
             armed: Waiting::Nothing,
             body_began: None,
             close: None,
+            untold: Some(arrival),
             _open: shared.open.token(),
             shared,
         };
@@ -187,6 +204,12 @@ where
                 Happened::Picked(outcome) => self.picked(outcome),
                 Happened::Expired => self.session.expired(),
                 Happened::Cut => self.cut(),
+                Happened::Quiet => {
+                    if let Some(flight) = &mut self.flight {
+                        flight.settle();
+                    }
+                    continue;
+                }
             };
             self.perform(actions);
         }
@@ -198,8 +221,10 @@ where
             shared,
             pick,
             deadline,
+            flight,
             ..
         } = self;
+        let unsettled = flight.as_ref().is_some_and(Follow::unsettled);
         // A gateway that never stops sending must not keep the deadline from being seen.
         if let Some(deadline) = deadline
             && deadline.deadline() <= Instant::now()
@@ -219,6 +244,7 @@ where
                 Some(deadline) => deadline.await,
                 None => std::future::pending().await,
             } } => Happened::Expired,
+            () = tokio::time::sleep(OUT), if unsettled => Happened::Quiet,
             () = shared.cut.cancelled() => Happened::Cut,
         }
     }
@@ -256,7 +282,8 @@ where
         let counters = &self.shared.counters;
         match &incoming {
             // Before anything of the request is held.
-            Incoming::RequestHeaders { .. } if self.session.is_fresh() => {
+            Incoming::RequestHeaders { head, .. } if self.session.is_fresh() => {
+                self.untold = Some(Arrival::now(head));
                 match Arc::clone(&self.shared.held).try_acquire_owned() {
                     Ok(permit) => self.permit = Some(permit),
                     Err(_) => return self.session.refuse(overloaded()),
@@ -271,6 +298,8 @@ where
 
     fn picked(&mut self, outcome: Result<(Plan, P::Flight), Refusal>) -> Actions {
         self.pick = None;
+        // The picker writes down what it decides.
+        self.untold = None;
         match outcome {
             Ok((plan, flight)) => {
                 self.flight = Some(flight);
@@ -303,6 +332,10 @@ where
                 Action::Send(outgoing) => {
                     if let Outgoing::Immediate(refusal) = &outgoing {
                         self.shared.counters.refused(refusal.code, refusal.status);
+                        if let Some(arrival) = self.untold.take() {
+                            let picker = &self.shared.picker;
+                            picker.ended_early(&arrival, Ended::Refused(refusal));
+                        }
                     }
                     self.queue.push_back(outgoing);
                 }
@@ -337,14 +370,20 @@ where
                 self.shared.counters.unreadable_encoding.add(1);
                 Box::pin(async move { picker.pick(head, None).await })
             }
-            Encoding::Gzip | Encoding::Deflate => Box::pin(async move {
-                let decoding =
-                    tokio::task::spawn_blocking(move || body::decode(&body, encoding, limit));
-                let decoded = decoding
-                    .await
-                    .map_err(|_| Refusal::new(500, "internal", "decoding was interrupted"))??;
-                picker.pick(head, Some(decoded)).await
-            }),
+            Encoding::Gzip | Encoding::Deflate => {
+                let arrival = self.untold.clone();
+                Box::pin(async move {
+                    let decoding =
+                        tokio::task::spawn_blocking(move || body::decode(&body, encoding, limit));
+                    let decoded = decoding.await.unwrap_or_else(|_| {
+                        Err(Refusal::new(500, "internal", "decoding was interrupted"))
+                    });
+                    if let (Err(refusal), Some(arrival)) = (&decoded, &arrival) {
+                        picker.ended_early(arrival, Ended::Refused(refusal));
+                    }
+                    picker.pick(head, Some(decoded?)).await
+                })
+            }
         }
     }
 
@@ -369,6 +408,13 @@ where
         match event {
             Event::Ignored => counters.ignored_messages.add(1),
             Event::BodyNotSent => counters.body_not_sent.add(1),
+            Event::OnlyShown => {
+                counters.only_shown.add(1);
+                tracing::warn!(
+                    "a gateway shows requests and takes no answers, so no pod is chosen for them; \
+                     set observability_mode of its ext_proc filter to false"
+                );
+            }
             Event::UnsupportedMode => {
                 if counters.unsupported_processing_mode.get() == 0 {
                     tracing::warn!(
@@ -384,6 +430,11 @@ where
 
 impl<S, P: PickPods> Drop for Exchange<S, P> {
     fn drop(&mut self) {
+        if self.session.holds_request()
+            && let Some(arrival) = self.untold.take()
+        {
+            self.shared.picker.ended_early(&arrival, Ended::Aborted);
+        }
         let counters = &self.shared.counters;
         counters.ended.add(1);
         let Some(flight) = self.flight.take() else {

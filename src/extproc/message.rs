@@ -104,6 +104,8 @@ pub enum Incoming {
     },
     /// The response's trailers; they end the body.
     ResponseTrailers,
+    /// Any message of a gateway that only shows what passes, and takes no answer.
+    Shown,
     /// A message that asks for nothing.
     Other,
 }

@@ -4,7 +4,7 @@
 //! types ([`wire`]), the gRPC service around it ([`server`]).
 //! Never here: choices; what comes back from the picker is carried out, not judged.
 //! Invariant: no message of the gateway stays without an answer or a deadline, and a gRPC stream
-//! is never ended with OK before its request is answered.
+//! is never ended with OK before its request is answered, unless the gateway takes no answer.
 //!
 //! Body modes, by what the gateway announces in its first message:
 //!
@@ -18,6 +18,12 @@
 //!
 //! Requests that bring no body (`GET`, `HEAD`, `OPTIONS`, upgrades, `content-length: 0`) are
 //! answered at their headers in every mode.
+//!
+//! `send_body_without_waiting_for_header_response` changes nothing here: a full-duplex gateway sends the body unasked
+//! whatever it says, a buffering one waits, and it means nothing beside the modes that are refused.
+//!
+//! A gateway in `observability_mode` takes no answer. Its streams are ended at their first message, without a pick, a
+//! booking or an answer (counted as `only_shown`, with a warning), because its requests go on without us.
 
 pub mod body;
 pub mod conformance;

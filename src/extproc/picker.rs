@@ -6,7 +6,7 @@
 
 use crate::extproc::exchange::{Follow, PickPods};
 use crate::names::Endpoint;
-use crate::pick::{Flight, Head, Picked, Picker, Refusal};
+use crate::pick::{Arrival, Ended, Flight, Head, Picked, Picker, Refusal};
 use crate::route::Plan;
 use bytes::Bytes;
 
@@ -18,12 +18,24 @@ impl PickPods for Picker {
         Ok((plan, flight))
     }
 
+    fn ended_early(&self, arrival: &Arrival, how: Ended<'_>) {
+        Picker::ended_early(self, arrival, how);
+    }
+
     fn ready(&self) -> bool {
         Picker::ready(self)
     }
 }
 
 impl Follow for Flight {
+    fn unsettled(&self) -> bool {
+        Flight::unsettled(self)
+    }
+
+    fn settle(&mut self) {
+        Flight::settle(self);
+    }
+
     fn response_headers(&mut self, status: Option<u16>, served: Option<Endpoint>) {
         Flight::response_headers(self, status, served);
     }

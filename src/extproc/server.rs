@@ -8,6 +8,7 @@
 use crate::extproc::exchange::{Broken, Exchange, PickPods, Received, Shared};
 use crate::extproc::health;
 use crate::extproc::wire::{self, GatewayTrace, MetadataKeys};
+use crate::pick::Arrival;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::{
     ExternalProcessor, ExternalProcessorServer,
 };
@@ -16,7 +17,7 @@ use futures_util::{Stream, StreamExt};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -205,11 +206,16 @@ impl<P: PickPods> ExternalProcessor for Service<P> {
     ) -> Result<Response<Self::ProcessStream>, Status> {
         let trace = trace(request.metadata());
         let keys = Arc::clone(&self.keys);
+        let arrival = Arrival {
+            at: Instant::now(),
+            trace_parent: trace.parent.clone(),
+            trace_state: trace.state.clone(),
+        };
         let inbound = request
             .into_inner()
             .map(move |received| receive(received, &keys, &trace));
         let keys = Arc::clone(&self.keys);
-        let answers = Exchange::answers(inbound, Arc::clone(&self.shared))
+        let answers = Exchange::answers(inbound, Arc::clone(&self.shared), arrival)
             .map(move |answer| answer.map(|outgoing| wire::write(outgoing, &keys)));
         Ok(Response::new(Box::pin(answers)))
     }
@@ -218,7 +224,7 @@ impl<P: PickPods> ExternalProcessor for Service<P> {
 fn trace(metadata: &MetadataMap) -> GatewayTrace {
     let text = |name| {
         let value = metadata.get(name)?.to_str().ok()?;
-        Some(value.to_owned())
+        Some(Arc::from(value))
     };
     GatewayTrace {
         parent: text("traceparent"),

@@ -71,6 +71,8 @@ pub enum Event {
     UnsupportedMode,
     /// A request has a body that the gateway does not send.
     BodyNotSent,
+    /// The gateway takes no answer: its request goes where it goes.
+    OnlyShown,
     /// A message changed nothing.
     Ignored,
 }
@@ -234,6 +236,7 @@ impl Session {
             } => self.response_headers(status, served, end),
             Incoming::ResponseBody { bytes, end } => self.response_body(bytes, end),
             Incoming::ResponseTrailers => self.response_trailers(),
+            Incoming::Shown => self.shown(),
             Incoming::Other => Actions::new(),
         }
     }

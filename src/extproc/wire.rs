@@ -84,9 +84,9 @@ impl Default for MetadataKeys {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayTrace {
     /// `traceparent`, when the gateway traces.
-    pub parent: Option<String>,
+    pub parent: Option<Arc<str>>,
     /// `tracestate`.
-    pub state: Option<String>,
+    pub state: Option<Arc<str>>,
 }
 
 /// A gateway's message: what it announces, and what it says.
@@ -98,6 +98,9 @@ pub fn read(
 ) -> (Option<Modes>, Incoming) {
     let modes = message.protocol_config.as_ref().map(modes);
     let metadata = message.metadata_context;
+    if message.observability_mode {
+        return (modes, Incoming::Shown);
+    }
     let incoming = match message.request {
         None => Incoming::Other,
         Some(Request::RequestHeaders(headers)) => Incoming::RequestHeaders {
@@ -164,7 +167,7 @@ fn take_trace(head: &mut Head, trace: &GatewayTrace) {
         head.trace_parent = trace.parent.clone();
         head.trace_state = trace.state.clone();
     } else {
-        let header = |headers: &Headers, name| headers.get(name).map(str::to_owned);
+        let header = |headers: &Headers, name| headers.get(name).map(Arc::from);
         head.trace_parent = header(&head.headers, "traceparent");
         head.trace_state = header(&head.headers, "tracestate");
     }

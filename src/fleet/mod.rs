@@ -13,6 +13,7 @@ pub mod kubernetes;
 mod pod;
 mod roster;
 pub mod scrape;
+mod serving;
 mod status;
 
 pub use pod::{ASSUMED_PREFILL_BATCH, KvEventsSpec, Listed, Pod, PodSpec, Probe};

@@ -7,7 +7,9 @@
 use crate::decide::snapshot::{Availability, Capacity, EngineReport, LocalPrefill, Role};
 use crate::fleet::status::Status;
 use crate::names::{Endpoint, ModelName, PodId};
+use crate::revision::Revision;
 use crate::units::{BlockSize, Blocks, Tokens};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -76,9 +78,17 @@ pub enum Probe {
     Metrics {
         /// Absolute path, such as `/metrics`.
         path: Arc<str>,
+        /// Answers missed in a row that make a ready pod unreachable.
+        failure_threshold: NonZeroU32,
     },
     /// Not at all: the pod counts as ready as soon as it is listed.
     Off,
+}
+
+impl Probe {
+    /// Answers missed in a row that make a ready pod unreachable, unless told otherwise: one may be lost on the way, or
+    /// wait for an engine that pauses.
+    pub const FAILURE_THRESHOLD: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
 }
 
 /// A pod with what is known about it.
@@ -92,9 +102,9 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// A pod seen for the first time.
-    pub(crate) fn new(id: PodId, spec: PodSpec) -> Pod {
-        let status = Arc::new(Status::new(initial(&spec.probe)));
+    /// A pod seen for the first time; `revision` is told of what is seen of it.
+    pub(crate) fn new(id: PodId, spec: PodSpec, revision: Revision) -> Pod {
+        let status = Arc::new(Status::new(initial(&spec.probe), revision));
         Pod { id, spec, status }
     }
 
@@ -130,6 +140,12 @@ impl Pod {
     #[must_use]
     pub fn engine_report(&self, now: Instant) -> EngineReport {
         self.status.engine_report(now)
+    }
+
+    /// When that will be too old, if there is anything to grow old.
+    #[must_use]
+    pub fn report_expires(&self) -> Option<Instant> {
+        self.status.report_expires()
     }
 
     /// KV blocks it has: as configured, else as reported. Nothing is assumed, because the gate that

@@ -5,9 +5,12 @@
 //! Invariant: equal name, uid and endpoint mean the same incarnation and keep its
 //! [`PodId`]; anything else is a new one, whose generation no pod of that slot has had before.
 
+use crate::decide::snapshot::Serving;
 use crate::fleet::kubernetes::Watches;
 use crate::fleet::pod::{Pod, PodSpec};
-use crate::names::{Endpoint, PodId};
+use crate::fleet::serving::ByModel;
+use crate::names::{Endpoint, ModelName, PodId};
+use crate::revision::Revision;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
@@ -25,6 +28,7 @@ pub struct View {
     pub pods: Vec<Arc<Pod>>,
     by_slot: Vec<Option<Arc<Pod>>>,
     by_endpoint: HashMap<Endpoint, Arc<Pod>, FxBuildHasher>,
+    serving: ByModel,
 }
 
 impl View {
@@ -41,6 +45,13 @@ impl View {
     #[must_use]
     pub fn at(&self, endpoint: Endpoint) -> Option<&Arc<Pod>> {
         self.by_endpoint.get(&endpoint)
+    }
+
+    /// Which pods serve a request that may be served under any of `names` (the model's own, its
+    /// adapter's); all of them do when it names none.
+    #[must_use]
+    pub fn serving(&self, names: &[&ModelName]) -> Serving {
+        self.serving.of(names)
     }
 
     /// One more than the highest slot in use: the length of a dense per-pod array.
@@ -79,6 +90,7 @@ pub struct Roster {
     view: ArcSwap<View>,
     slots: Mutex<Slots>,
     watches: Arc<Watches>,
+    revision: Revision,
 }
 
 impl Roster {
@@ -92,6 +104,12 @@ impl Roster {
     #[must_use]
     pub fn view(&self) -> Arc<View> {
         self.view.load_full()
+    }
+
+    /// Grows with every change of the pods or of what was seen of them.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision.get()
     }
 
     /// How well the cluster that the pods come from is followed; empty without one.
@@ -146,7 +164,7 @@ impl Roster {
         for spec in fresh {
             match slots.take() {
                 Some(id) => {
-                    let pod = Arc::new(Pod::new(id, spec));
+                    let pod = Arc::new(Pod::new(id, spec, self.revision.clone()));
                     changes.added.push(Arc::clone(&pod));
                     pods.push(pod);
                 }
@@ -155,6 +173,7 @@ impl Roster {
         }
         if !changes.is_empty() {
             self.view.store(Arc::new(view(pods)));
+            self.revision.bump();
         }
         changes
     }
@@ -192,6 +211,7 @@ fn view(mut pods: Vec<Arc<Pod>>) -> View {
         by_endpoint.insert(pod.spec.endpoint, Arc::clone(pod));
     }
     View {
+        serving: ByModel::new(&pods),
         pods,
         by_slot,
         by_endpoint,

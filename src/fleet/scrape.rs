@@ -6,8 +6,10 @@
 //! Invariant: a task belongs to one incarnation of a pod and ends with its owner; time, bytes and
 //! connections of one scrape are bounded, and a slow pod delays no other.
 //!
-//! A scraped pod is not ready until it has answered once, unreachable from the first failure to
-//! answer in time, and ready again from the next answer on.
+//! A scraped pod is not ready until it has answered once. It is unreachable as soon as its address refuses
+//! connections, which it does only while nothing listens there, or when it has missed several answers in a
+//! row for other causes, which may pass (a lost packet, an engine that pauses). It is ready again from the
+//! next answer on.
 
 use crate::decide::snapshot::Availability;
 use crate::fleet::exposition;
@@ -23,6 +25,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use rustc_hash::FxBuildHasher;
 use std::collections::HashMap;
+use std::future::Future;
+use std::io::ErrorKind;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::AbortHandle;
@@ -125,11 +130,15 @@ impl Drop for Scraper {
 impl Scraper {
     /// `None` if the pod is not to be asked.
     fn spawn(pod: &Pod, client: &Client, settings: Settings) -> Option<Scraper> {
-        let Probe::Metrics { path } = &pod.spec.probe else {
+        let Probe::Metrics {
+            path,
+            failure_threshold,
+        } = &pod.spec.probe
+        else {
             return None;
         };
         let address = format!("http://{}{path}", pod.spec.endpoint);
-        let uri = match address.parse() {
+        let uri: Uri = match address.parse() {
             Ok(uri) => uri,
             Err(error) => {
                 tracing::warn!(pod = %pod.spec.name, %address, %error, "pod cannot be asked; check its address and probe path");
@@ -144,9 +153,13 @@ impl Scraper {
             pod: Arc::clone(&pod.spec.name),
             phase: settings.every * (u32::from(pod.id.slot) % PHASES + 1) / PHASES,
             status: Arc::clone(pod.status()),
-            uri,
+            uri: uri.clone(),
+            failure_threshold: *failure_threshold,
+            missed: 0,
         };
-        let task = tokio::spawn(target.run(client.clone(), settings));
+        let client = client.clone();
+        let asking = move || ask(client.clone(), uri.clone(), settings.timeout);
+        let task = tokio::spawn(target.run(asking, settings));
         Some(Scraper(task.abort_handle()))
     }
 }
@@ -158,23 +171,33 @@ struct Target {
     status: Arc<Status>,
     /// From the first scrape to the second.
     phase: Duration,
+    failure_threshold: NonZeroU32,
+    /// Answers missed in a row.
+    missed: u32,
 }
 
 impl Target {
-    async fn run(self, client: Client, settings: Settings) {
+    async fn run<A>(mut self, mut asking: impl FnMut() -> A, settings: Settings)
+    where
+        A: Future<Output = Result<Reported, Trouble>>,
+    {
         let mut ticks = interval(settings.every.max(Duration::from_millis(1)));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         ticks.tick().await;
-        self.note(ask(&client, &self.uri, settings.timeout).await);
+        self.note(asking().await);
         ticks.reset_after(self.phase);
         loop {
             ticks.tick().await;
-            self.note(ask(&client, &self.uri, settings.timeout).await);
+            self.note(asking().await);
         }
     }
 
-    fn note(&self, answer: Result<Reported, Trouble>) {
+    fn note(&mut self, answer: Result<Reported, Trouble>) {
         let now = Instant::now().into_std();
+        self.missed = match &answer {
+            Err(Trouble::Late | Trouble::Connect(_)) => self.missed.saturating_add(1),
+            _ => 0,
+        };
         let availability = match &answer {
             Ok(reported) => {
                 self.status.record(reported, now);
@@ -182,8 +205,17 @@ impl Target {
             }
             Err(Trouble::Silent) => Availability::Ready,
             Err(Trouble::Refused(_)) => Availability::NotReady,
-            Err(Trouble::Connect(_) | Trouble::Late) => Availability::Unreachable,
+            Err(Trouble::Late | Trouble::Connect(_))
+                if self.missed < self.failure_threshold.get()
+                    && self.status.availability() == Availability::Ready =>
+            {
+                Availability::Ready
+            }
+            Err(Trouble::Closed | Trouble::Connect(_) | Trouble::Late) => Availability::Unreachable,
         };
+        if let (1.., Err(trouble)) = (self.missed, &answer) {
+            tracing::debug!(pod = %self.pod, missed = self.missed, %trouble, "pod missed an answer");
+        }
         if self.status.observe(availability) == availability {
             return;
         }
@@ -200,6 +232,9 @@ impl Target {
 /// Why a scrape brought no numbers.
 #[derive(Debug, thiserror::Error)]
 enum Trouble {
+    /// Nothing listens at its address.
+    #[error("connection: expected an answer, found the connection refused")]
+    Closed,
     /// No connection, or it broke.
     #[error("connection: expected an answer, found {0}")]
     Connect(String),
@@ -214,8 +249,8 @@ enum Trouble {
     Silent,
 }
 
-async fn ask(client: &Client, uri: &Uri, patience: Duration) -> Result<Reported, Trouble> {
-    timeout(patience, fetch(client, uri.clone()))
+async fn ask(client: Client, uri: Uri, patience: Duration) -> Result<Reported, Trouble> {
+    timeout(patience, fetch(&client, uri))
         .await
         .unwrap_or(Err(Trouble::Late))
 }
@@ -226,7 +261,7 @@ async fn fetch(client: &Client, uri: Uri) -> Result<Reported, Trouble> {
     let response = client
         .request(request)
         .await
-        .map_err(|error| Trouble::Connect(chain(&error)))?;
+        .map_err(|error| unanswered(&error))?;
     if response.status() != StatusCode::OK {
         return Err(Trouble::Refused(response.status()));
     }
@@ -243,6 +278,21 @@ async fn fetch(client: &Client, uri: Uri) -> Result<Reported, Trouble> {
     )))
 }
 
+/// What a request without an answer came to.
+fn unanswered(error: &(dyn std::error::Error + 'static)) -> Trouble {
+    let mut cause = Some(error);
+    while let Some(one) = cause {
+        if one
+            .downcast_ref::<std::io::Error>()
+            .is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+        {
+            return Trouble::Closed;
+        }
+        cause = one.source();
+    }
+    Trouble::Connect(chain(error))
+}
+
 /// An error with its causes, which is where the connector says what happened.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -253,3 +303,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

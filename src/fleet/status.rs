@@ -7,6 +7,7 @@
 
 use crate::decide::prerequisite::PrefixCaching;
 use crate::decide::snapshot::{Availability, EngineReport};
+use crate::revision::Revision;
 use crate::units::{BlockSize, Blocks, Ratio};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -53,10 +54,12 @@ pub struct Status {
     /// 0 is unknown, 1 is on, 2 is off.
     prefix_caching: AtomicU8,
     epoch: Instant,
+    /// Told of every change.
+    revision: Revision,
 }
 
 impl Status {
-    pub(crate) fn new(availability: Availability) -> Status {
+    pub(crate) fn new(availability: Availability, revision: Revision) -> Status {
         Status {
             availability: AtomicU8::new(code(availability)),
             heard: AtomicU64::new(NEVER),
@@ -68,6 +71,7 @@ impl Status {
             prefix_caching: AtomicU8::new(0),
             // tokio's clock, so that a paused one in a test is paused here too.
             epoch: tokio::time::Instant::now().into_std(),
+            revision,
         }
     }
 
@@ -87,6 +91,9 @@ impl Status {
         let before = self.availability();
         self.availability
             .store(code(availability), Ordering::Relaxed);
+        if before != availability {
+            self.revision.bump();
+        }
         before
     }
 
@@ -100,12 +107,16 @@ impl Status {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
                 (held != draining).then_some(code(availability))
             });
+        if before != availability {
+            self.revision.bump();
+        }
         before
     }
 
     /// Sets how long a report is believed.
     pub fn set_age_limit(&self, limit: Duration) {
         self.age_limit.store(millis(limit), Ordering::Relaxed);
+        self.revision.bump();
     }
 
     /// Records what the engine said at `now`.
@@ -113,6 +124,11 @@ impl Status {
     /// A reading that lacks the number of running requests or the usage says too little about load, and
     /// leaves the last report to age. Capacities are kept until the engine reports others.
     pub fn record(&self, reported: &Reported, now: Instant) {
+        self.note(reported, now);
+        self.revision.bump();
+    }
+
+    fn note(&self, reported: &Reported, now: Instant) {
         if let Some(blocks) = reported.kv_blocks {
             self.kv_blocks.store(blocks.0, Ordering::Relaxed);
         }
@@ -157,6 +173,17 @@ impl Status {
             kv_usage: Ratio::new(f64::from_bits(self.kv_usage.load(Ordering::Relaxed)))
                 .unwrap_or(Ratio::ZERO),
         }
+    }
+
+    /// When the last report will be older than the age limit, if there was one. Rounded up to the
+    /// millisecond that [`Status::engine_report`] counts in.
+    #[must_use]
+    pub fn report_expires(&self) -> Option<Instant> {
+        let heard = self.heard.load(Ordering::Acquire);
+        let believed = self.age_limit.load(Ordering::Relaxed);
+        // `heard` is one more than the stamp, which is what is wanted here.
+        let after = Duration::from_millis(heard.saturating_add(believed));
+        (heard != NEVER).then(|| self.epoch.checked_add(after))?
     }
 
     /// Time from the last report to `now`, if there was one.

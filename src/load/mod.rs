@@ -213,12 +213,10 @@ impl<'a> Loads<'a> {
     }
 
     /// What `pod` is charged, and how many leading blocks of this request run there already.
+    #[inline]
     #[must_use]
     pub fn of(&self, pod: PodId) -> PodLoad {
-        PodLoad {
-            shared_blocks: self.pods.shared(pod),
-            ..self.pods.load(pod)
-        }
+        self.pods.load_shared(pod)
     }
 
     /// The pod this session was sent to last, while it is remembered and the pod is not forgotten.

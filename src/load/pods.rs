@@ -17,6 +17,9 @@ use std::sync::Arc;
 pub(super) struct Pods {
     slots: Vec<Slot>,
     in_use: InUse,
+    /// Leading blocks of the request that is being decided, by slot: only for incarnations that have
+    /// an account.
+    shared: Vec<Blocks>,
 }
 
 /// One slot and its present user.
@@ -25,8 +28,6 @@ struct Slot {
     /// The incarnation that `account` belongs to; older ones are gone.
     generation: u32,
     account: Account,
-    /// Leading blocks of the request that is being decided.
-    shared: Blocks,
 }
 
 #[derive(Debug, Default)]
@@ -39,11 +40,10 @@ struct Account {
     keyed: Blocks,
 }
 
-impl Pods {
-    pub(super) fn load(&self, pod: PodId) -> PodLoad {
-        let Some(Slot { account, .. }) = self.known(pod) else {
-            return PodLoad::default();
-        };
+impl Slot {
+    #[inline]
+    fn load(&self) -> PodLoad {
+        let account = &self.account;
         PodLoad {
             requests: account.requests,
             prefill_tokens: account.prefill_tokens,
@@ -51,27 +51,37 @@ impl Pods {
             shared_blocks: Blocks::ZERO,
         }
     }
+}
+
+impl Pods {
+    pub(super) fn load(&self, pod: PodId) -> PodLoad {
+        self.known(pod).map_or(PodLoad::default(), Slot::load)
+    }
+
+    /// The same, with what [`Pods::mark_shared`] noted last.
+    #[inline]
+    pub(super) fn load_shared(&self, pod: PodId) -> PodLoad {
+        let shared = self.shared.get(usize::from(pod.slot));
+        self.known(pod).map_or(PodLoad::default(), |slot| PodLoad {
+            shared_blocks: shared.copied().unwrap_or_default(),
+            ..slot.load()
+        })
+    }
 
     /// Notes, for the request that has `chains`, how many of its leading blocks run on which pod.
     /// Keys of different block sizes never agree, so each pod is named by one chain at most.
     pub(super) fn mark_shared(&mut self, chains: &[BlockChain]) {
-        for slot in &mut self.slots {
-            slot.shared = Blocks::ZERO;
-        }
-        let slots = &mut self.slots;
+        self.shared.clear();
+        self.shared.resize(self.slots.len(), Blocks::ZERO);
         for chain in chains {
             self.in_use.leading(&chain.keys, |pod, count| {
-                let slot = slots.get_mut(usize::from(pod.slot));
-                if let Some(slot) = slot.filter(|slot| slot.generation == pod.generation) {
-                    slot.shared = Blocks(count);
+                let slot = usize::from(pod.slot);
+                let known = self.slots.get(slot);
+                if known.is_some_and(|known| known.generation == pod.generation) {
+                    self.shared[slot] = Blocks(count);
                 }
             });
         }
-    }
-
-    /// What [`Pods::mark_shared`] noted last for `pod`.
-    pub(super) fn shared(&self, pod: PodId) -> Blocks {
-        self.known(pod).map_or(Blocks::ZERO, |slot| slot.shared)
     }
 
     /// Charges the decode pod. The keys of a charge that comes too late, its pod being gone, are
@@ -226,8 +236,8 @@ mod tests {
             keys: first.keys.clone(),
         };
         pods.mark_shared(&[chain]);
-        assert_eq!(pods.shared(next), Blocks(1));
-        assert_eq!(pods.shared(POD), Blocks::ZERO);
+        assert_eq!(pods.load_shared(next).shared_blocks, Blocks(1));
+        assert_eq!(pods.load_shared(POD).shared_blocks, Blocks::ZERO);
         pods.release_decode(&first);
         pods.release_decode(&second);
         assert_eq!(pods.load(next), PodLoad::default());

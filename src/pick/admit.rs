@@ -2,11 +2,11 @@
 //!
 //! Lives here: [`Picker::admit`], and what a cause for no pod is to a client.
 //! Never here: reading bodies, plans, spans.
-//! Invariant: decision, booking and the shadow's opinion come from one snapshot under one lock.
+//! Invariant: decision and booking come from one snapshot under one lock.
 
-use crate::decide::Decision;
 use crate::decide::reason::NoRoute;
 use crate::decide::snapshot::Ask;
+use crate::decide::{Decision, decide};
 use crate::load::Booking;
 use crate::names::ModelName;
 use crate::observe::Observation;
@@ -14,7 +14,6 @@ use crate::pick::ask::Understood;
 use crate::pick::question::Question;
 use crate::pick::{Head, InForce, InShadow, Picker, Refusal};
 use crate::telemetry::record::{SessionOutcome, Times};
-use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::PickSpan;
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,6 @@ pub(super) struct Admitted {
     pub(super) ask: Ask,
     pub(super) observation: Observation,
     pub(super) session: SessionOutcome,
-    pub(super) shadow: Option<ShadowFacts>,
     pub(super) stages: Times,
 }
 
@@ -47,14 +45,12 @@ impl Picker {
         let observed_at = Instant::now();
         let mut decided_at = observed_at;
         let mut ask = question.ask.clone();
-        let mut opinion = None;
         let admitted = self
             .ledger
             .admit(question.admission(&understood.chains), |loads| {
                 observation.with_loads(loads);
                 Question::bind(&mut ask, question.policy, loads);
-                let (result, shadow) = question.decide(&ask, &observation.snapshot);
-                opinion = shadow;
+                let result = decide(&ask, &observation.snapshot, question.policy);
                 decided_at = Instant::now();
                 result
             });
@@ -64,20 +60,23 @@ impl Picker {
             book: decided_at.elapsed(),
             ..Times::default()
         };
-        let shadow = opinion.zip(in_shadow.policy()).map(|(opinion, policy)| {
-            let result = admitted.as_ref().map(|(decision, _)| decision);
-            let shadow = ShadowFacts::new(policy, opinion, result.map_err(|cause| *cause));
-            self.metrics.shadow(shadow.taken, shadow.words);
-            shadow
-        });
-        let (decision, booking) = admitted.map_err(refuse)?;
+        let (decision, booking) = match admitted {
+            Ok(admitted) => admitted,
+            Err(cause) => {
+                // No flight will ask it.
+                let shadow = question.shadow(&ask, &observation.snapshot, &Err(cause));
+                if let Some(shadow) = shadow {
+                    self.metrics.shadow(shadow.taken, shadow.words);
+                }
+                return Err(refuse(cause));
+            }
+        };
         Ok(Admitted {
             session: question.session_outcome(&ask, &decision),
             decision,
             booking,
             ask,
             observation,
-            shadow,
             stages,
         })
     }

@@ -8,9 +8,8 @@
 use crate::decide::cost::Cost;
 use crate::decide::eligibility::Ineligible;
 use crate::decide::select::{Pick, Purpose, Terms, survey};
-use crate::decide::shadow::Opinion;
 use crate::decide::snapshot::{Ask, Subset, SubsetEntry};
-use crate::decide::{Decision, NoRoute, Policy, nearest_flip};
+use crate::decide::{Decision, NoRoute, Policy, decide, nearest_flip};
 use crate::names::{Endpoint, ModelName, PodId};
 use crate::observe::Observation;
 use crate::pick::ask::Understood;
@@ -179,7 +178,8 @@ impl Picker {
             observation.with_loads(loads);
             Question::bind(&mut ask, question.policy, loads);
         });
-        let (result, opinion) = question.decide(&ask, &observation.snapshot);
+        let result = decide(&ask, &observation.snapshot, question.policy);
+        let shadow = question.shadow(&ask, &observation.snapshot, &result);
         let seen = Seen {
             ask: &ask,
             observation: &observation,
@@ -189,14 +189,13 @@ impl Picker {
             Ok(decision) => question.session_outcome(&ask, decision),
             Err(_) => SessionOutcome::None,
         };
-        let shadow = opinion.zip(in_shadow.policy());
         let (listed, pods_left_out) = seen.pods(&result, pods);
         Ok(Explanation {
             decision: None,
             policy: policy_name(question.policy),
             request: request_line(&understood, session),
             verdict: seen.verdict(&result),
-            shadow: shadow.map(|(opinion, policy)| seen.shadow(policy, opinion, &result)),
+            shadow: shadow.map(|facts| seen.shadow(&facts)),
             pods: listed,
             pods_left_out,
         })
@@ -243,13 +242,7 @@ impl Seen<'_> {
         }
     }
 
-    fn shadow(
-        &self,
-        policy: &Policy,
-        opinion: Opinion,
-        result: &Result<Decision, NoRoute>,
-    ) -> ShadowVerdict {
-        let facts = ShadowFacts::new(policy, opinion, result.as_ref().map_err(|cause| *cause));
+    fn shadow(&self, facts: &ShadowFacts) -> ShadowVerdict {
         let rule = facts.opinion.rule;
         let verdict = match &facts.opinion.verdict {
             Ok(course) => Verdict {
@@ -260,7 +253,10 @@ impl Seen<'_> {
             Err(cause) => Verdict::refused(*cause, rule),
         };
         ShadowVerdict {
-            policy: policy_name(policy),
+            policy: PolicyName {
+                name: facts.policy.to_string(),
+                generation: facts.generation,
+            },
             agrees: facts.agrees,
             verdict,
         }
@@ -276,7 +272,7 @@ impl Seen<'_> {
                 Some(terms) => survey(self.ask, snapshot, terms, purpose)
                     .map(|(_, cost)| Some(cost))
                     .collect(),
-                None => vec![None; snapshot.candidates.len()],
+                None => vec![None; snapshot.len()],
             }
         };
         let considered = result.as_ref().map(|found| found.considered);
@@ -290,15 +286,15 @@ impl Seen<'_> {
             let picks = columns.iter().filter_map(|(_, pick)| pick.as_ref());
             picks.into_iter().any(|pick| pick.candidate.pod == pod)
         };
-        let mut order: Vec<usize> = (0..snapshot.candidates.len()).collect();
-        order.sort_by_key(|index| !selected(snapshot.candidates[*index].pod));
+        let mut order: Vec<usize> = (0..snapshot.len()).collect();
+        order.sort_by_key(|index| !selected(snapshot.board().members()[*index].pod));
         let lines: Vec<PodLine> = order
             .iter()
             .take(most)
             .map(|index| {
-                let candidate = &snapshot.candidates[*index];
+                let candidate = snapshot.candidate(*index);
                 let name = self.observation.name(candidate.pod).to_string();
-                let mut line = PodLine::new(candidate, Some(name));
+                let mut line = PodLine::new(&candidate, Some(name));
                 let [local, prefill, decode] = columns.each_ref().map(|(costs, pick)| {
                     let chosen = pick.is_some_and(|pick| pick.candidate.pod == candidate.pod);
                     costs[*index]

@@ -8,6 +8,7 @@
 use crate::fleet::Roster;
 use crate::load::Booking;
 use crate::names::Endpoint;
+use crate::pick::beside::Beside;
 use crate::pick::usage::{Said, Tail};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::record::{Record, Usage};
@@ -31,6 +32,8 @@ pub struct Flight {
     pub(super) predicted: Option<u64>,
     /// Prompt tokens, where they were counted exactly.
     pub(super) counted: Option<u64>,
+    /// What the shadow is asked about, until it is.
+    pub(super) beside: Option<Box<Beside>>,
     /// Status of the answer.
     pub(super) status: Option<u16>,
     pub(super) progress: Progress,
@@ -58,6 +61,23 @@ pub(super) enum Progress {
 }
 
 impl Flight {
+    /// Whether something is left to do that nobody waits for (see [`Flight::settle`]).
+    #[must_use]
+    pub fn unsettled(&self) -> bool {
+        self.beside.is_some()
+    }
+
+    /// Does what can wait until the request is on its way: asks the shadow. Until then what the
+    /// decision was made from is kept.
+    pub fn settle(&mut self) {
+        let beside = self.beside.take();
+        if let Some(facts) = beside.and_then(|beside| beside.facts()) {
+            self.metrics.shadow(facts.taken, facts.words);
+            self.span.beside(&facts);
+            self.record.beside(&facts);
+        }
+    }
+
     /// Notes the head of the answer: its status, and the pod that the gateway says it came from.
     pub fn response_headers(&mut self, status: Option<u16>, served: Option<Endpoint>) {
         if let Some(status) = status {
@@ -117,6 +137,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
+        self.settle();
         let usage = match self.tail.read() {
             Said::Usage(usage) => usage,
             Said::Nothing => Usage::default(),

@@ -1,11 +1,14 @@
 //! A request as the picker sees it before its body: method, path, headers, what the gateway said.
 //!
-//! Lives here: [`Head`] and [`Headers`].
+//! Lives here: [`Head`], [`Headers`], and what is left to tell of a request without a pick ([`Arrival`], [`Ended`]).
 //! Never here: Envoy types (see `extproc`), decisions.
 //! Invariant: header names are lower case; order and duplicates are kept.
 
 use crate::decide::snapshot::Subset;
+use crate::pick::Refusal;
 use bytes::Bytes;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Request headers: lower-case names, in order, duplicates kept.
 #[derive(Clone, Debug, Default)]
@@ -66,9 +69,41 @@ pub struct Head {
     /// The endpoints that the gateway allows.
     pub subset: Subset,
     /// W3C `traceparent`: the gateway's own (gRPC metadata) when it traces, else the client's header.
-    pub trace_parent: Option<String>,
+    pub trace_parent: Option<Arc<str>>,
     /// W3C `tracestate` from the same place.
-    pub trace_state: Option<String>,
+    pub trace_state: Option<Arc<str>>,
     /// Whether the gateway traces itself, so that it writes `traceparent` to the pod.
     pub gateway_traces: bool,
+}
+
+/// When a request came, and the trace that it belongs to: enough to write its span should it end before its pick.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    /// When its headers came.
+    pub at: Instant,
+    /// As in [`Head`].
+    pub trace_parent: Option<Arc<str>>,
+    /// As in [`Head`].
+    pub trace_state: Option<Arc<str>>,
+}
+
+impl Arrival {
+    /// Of a request whose headers come now.
+    #[must_use]
+    pub fn now(head: &Head) -> Arrival {
+        Arrival {
+            at: Instant::now(),
+            trace_parent: head.trace_parent.clone(),
+            trace_state: head.trace_state.clone(),
+        }
+    }
+}
+
+/// How a request ended before its pick.
+#[derive(Clone, Copy, Debug)]
+pub enum Ended<'a> {
+    /// The client got this.
+    Refused(&'a Refusal),
+    /// The client or the gateway gave up.
+    Aborted,
 }

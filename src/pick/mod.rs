@@ -6,11 +6,11 @@
 
 mod admit;
 mod ask;
+mod beside;
 mod draws;
 mod explain;
 pub mod flight;
 pub mod head;
-mod packed;
 mod question;
 pub mod readable;
 pub mod recent;
@@ -22,7 +22,7 @@ pub mod whatif;
 
 pub use explain::{ExplainLimits, Explainer};
 pub use flight::Flight;
-pub use head::{Head, Headers};
+pub use head::{Arrival, Ended, Head, Headers};
 pub use readable::{PolicyCondition, PolicySummary};
 pub use refusal::Refusal;
 pub use status::PodStatus;
@@ -37,17 +37,17 @@ use crate::names::Endpoint;
 use crate::observe::Observer;
 use crate::pick::admit::Admitted;
 use crate::pick::ask::Understood;
+use crate::pick::beside::Beside;
 use crate::pick::draws::Draws;
 use crate::pick::flight::{Addressee, Progress};
-use crate::pick::packed::Remembered;
 use crate::pick::readable::History;
-use crate::pick::recent::Recent;
+use crate::pick::recent::{Recent, Remembered};
 use crate::pick::usage::Tail;
 use crate::prompt::{Api, Encoder};
 use crate::route::{DecisionIds, Dialect, HeaderEdit, Plan, plan};
 use crate::telemetry::journal::Journal;
 use crate::telemetry::metrics::{Metrics, OTHER_MODEL};
-use crate::telemetry::record::{Facts, Record, Times};
+use crate::telemetry::record::{Facts, Record, Times, Usage};
 use crate::telemetry::trace::{PickSpan, Tracing};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -196,6 +196,19 @@ impl Picker {
         }
     }
 
+    /// Writes the span of a request that ended before its pick, or while it waited for it.
+    pub fn ended_early(&self, arrival: &Arrival, how: Ended<'_>) {
+        let mut span = self.tracing.open(
+            arrival.trace_parent.as_deref(),
+            arrival.trace_state.as_deref(),
+            arrival.at,
+        );
+        match how {
+            Ended::Refused(refusal) => span.refused(refusal.status, refusal.code),
+            Ended::Aborted => span.ended("aborted", &Usage::default()),
+        }
+    }
+
     async fn pick_in(
         &self,
         head: &Head,
@@ -206,14 +219,13 @@ impl Picker {
         let in_force = self.in_force.load_full();
         let understood = self.understand(head, body).await?;
         let understood_at = Instant::now();
-        let in_shadow = self.in_shadow.load();
+        let in_shadow = self.in_shadow.load_full();
         let Admitted {
             decision,
             booking,
             ask,
             observation,
             session,
-            shadow,
             stages,
         } = self.admit((&in_force, &in_shadow), head, &understood, span)?;
 
@@ -247,23 +259,23 @@ impl Picker {
                 .route
                 .prefill()
                 .map(|pick| observation.name(pick.candidate.pod)),
-            candidates: observation.snapshot.candidates.len(),
+            candidates: observation.snapshot.len(),
             times,
             trace_id: span.trace_id().map(|trace| trace.to_string()),
             flip: nearest_flip(&decision, &in_force.policy),
-            shadow,
         };
         span.decided(&decision, &facts);
         self.metrics.decision(began.elapsed(), span.trace_id());
         self.count(&decision, &facts);
         let record = Arc::new(Record::new(self.journal.sequence(), &decision, &facts));
         self.journal.push(Arc::clone(&record));
-        self.recent.push(Remembered {
+        let remembered = Arc::new(Remembered {
             record: Arc::clone(&record),
             ask,
             observation,
             in_force: Arc::clone(&in_force),
         });
+        self.recent.push(Arc::clone(&remembered));
         let settled = Settled {
             booking,
             record,
@@ -272,6 +284,13 @@ impl Picker {
             route: decision.route.as_str(),
             predicted: predicted(&decision, understood.counted),
             counted: (understood.counted == Counted::Exact).then_some(decision.prompt_tokens.0),
+            beside: in_shadow.policy().is_some().then(|| {
+                Box::new(Beside {
+                    remembered,
+                    decision,
+                    in_shadow: Arc::clone(&in_shadow),
+                })
+            }),
         };
         Ok((plan, settled))
     }
@@ -358,6 +377,7 @@ impl Picker {
             route: settled.route,
             predicted: settled.predicted,
             counted: settled.counted,
+            beside: settled.beside,
             status: None,
             progress: Progress::Waiting,
             tail: Tail::default(),
@@ -446,6 +466,7 @@ struct Settled {
     route: &'static str,
     predicted: Option<u64>,
     counted: Option<u64>,
+    beside: Option<Box<Beside>>,
 }
 
 /// Which of the two pods of `decision` the plan made the destination.

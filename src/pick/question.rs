@@ -4,16 +4,17 @@
 //! Never here: waiting, bookings.
 //! Invariant: a pick and its explanation ask the same question of the same kernel.
 
+use crate::decide::Decision;
 use crate::decide::policy::{Policy, SessionAffinity};
 use crate::decide::reason::NoRoute;
-use crate::decide::shadow::{Decided, Opinion, opinion};
 use crate::decide::snapshot::{Ask, Snapshot};
-use crate::decide::{Decision, decide};
 use crate::load::{Admission, Loads};
 use crate::names::SessionId;
 use crate::pick::ask::{self, Understood};
+use crate::pick::beside;
 use crate::pick::{Chains, Head, InForce, Refusal};
 use crate::telemetry::record::SessionOutcome;
+use crate::telemetry::shadow::ShadowFacts;
 use std::time::{Duration, Instant};
 
 /// A request, the policy in force and the one in its shadow.
@@ -62,22 +63,19 @@ impl<'a> Question<'a> {
         ask.prefill_affinity = loads.session_prefill_pod();
     }
 
-    /// Decides, and asks the shadow's opinion of the same snapshot.
-    pub(super) fn decide(
+    /// What the shadow says of `result`, made of the same snapshot.
+    pub(super) fn shadow(
         &self,
         ask: &Ask,
         snapshot: &Snapshot,
-    ) -> (Result<Decision, NoRoute>, Option<Opinion>) {
-        let result = decide(ask, snapshot, self.policy);
-        let opinion = self.shadow.map(|shadow| {
-            let affinity = ask::affinity(&shadow.session_affinity, ask.affinity.pod());
-            let decided = Decided {
-                policy: self.policy,
-                result: &result,
-            };
-            opinion(ask, affinity, snapshot, decided, shadow)
-        });
-        (result, opinion)
+        result: &Result<Decision, NoRoute>,
+    ) -> Option<ShadowFacts> {
+        let shadow = self.shadow?;
+        Some(beside::facts(
+            (ask, snapshot),
+            (self.policy, result),
+            shadow,
+        ))
     }
 
     /// What becomes of the session with `decision`, made for `ask`.

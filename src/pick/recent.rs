@@ -1,148 +1,130 @@
 //! The bounded memory of what the last decisions were made from.
 //!
-//! Lives here: [`Recent`]: who packs and when, how much is kept, what is held for a reader.
-//! Never here: how it is packed (see `packed`), decisions.
-//! Invariant: a request waits for a short queue alone; the queue, the memory and each hold are bounded.
+//! Lives here: [`Remembered`], and [`Recent`]: how many of them are kept, and what is held for a reader.
+//! Never here: decisions.
+//! Invariant: what is kept and each hold are bounded in number and in bytes.
 
-use crate::pick::Picker;
-use crate::pick::packed::{Packed, Remembered};
+use crate::decide::snapshot::Ask;
+use crate::decide::{Decision, NoRoute, Policy, decide};
+use crate::observe::Observation;
+use crate::pick::{InForce, Picker};
 use crate::telemetry::record::Record;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Decisions that are remembered at most.
 pub const MOST_REMEMBERED: usize = 2048;
-/// Bytes they take at most.
-const MOST_BYTES: usize = 16 << 20;
+/// Bytes they take at most. At 1,000 pods a decision takes some 40 KB, and 150 KB when something about
+/// the pods has changed since the one before.
+const MOST_BYTES: usize = 32 << 20;
+/// What a decision takes beside its pods: its record, most of all.
+const ALONE: usize = size_of::<Remembered>() + size_of::<Record>() + 1024;
 /// Longest model name of a decision that is remembered: what clients write must not fill the memory.
 const LONGEST_MODEL: usize = 256;
-/// Decisions that wait to be packed, and pods in all of them: some 14 MiB. Beyond, the oldest go.
-const MOST_WAITING: usize = 4096;
-const MOST_WAITING_PODS: usize = 64 << 10;
-/// Time between two packings: at thousands of decisions a second and a thousand pods not all can be
-/// packed, and what is not must not cost a core.
-const PACK_EVERY: Duration = Duration::from_millis(20);
 /// Holds at once: further ones end the oldest.
 const MOST_HOLDS: usize = 2;
 /// How long a hold lasts.
 const HOLD: Duration = Duration::from_secs(600);
 
+/// One decision with all that it was made from.
+#[derive(Debug)]
+pub(super) struct Remembered {
+    pub(super) record: Arc<Record>,
+    pub(super) ask: Ask,
+    pub(super) observation: Observation,
+    pub(super) in_force: Arc<InForce>,
+}
+
+impl Remembered {
+    /// The same request among the same pods, under `policy`.
+    pub(super) fn decide(&self, policy: &Policy) -> Result<Decision, NoRoute> {
+        decide(&self.ask, &self.observation.snapshot, policy)
+    }
+
+    /// Bytes of its own: what it shares with `before` is counted there.
+    fn bytes(&self, before: Option<&Remembered>) -> usize {
+        let snapshot = &self.observation.snapshot;
+        let shared = before.is_some_and(|before| {
+            Arc::ptr_eq(snapshot.board(), before.observation.snapshot.board())
+        });
+        let board = if shared { 0 } else { snapshot.board().bytes() };
+        ALONE + snapshot.bytes() + board
+    }
+}
+
 /// The last decisions with all that they were made from.
 #[derive(Debug, Default)]
-pub(super) struct Recent(Arc<Inner>);
-
-#[derive(Debug, Default)]
-struct Inner {
-    waiting: Mutex<Waiting>,
-    kept: Mutex<Kept>,
-}
-
-/// What was decided just now.
-#[derive(Debug, Default)]
-struct Waiting {
-    queue: VecDeque<Remembered>,
-    pods: usize,
-    packing: bool,
-    packed: Option<Instant>,
-}
+pub(super) struct Recent(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
-    packed: Packed,
+    ring: Ring,
+    bytes: usize,
     holds: VecDeque<Hold>,
     next_hold: u64,
 }
+
+/// Decisions, oldest first, each with the bytes it was counted for.
+type Ring = VecDeque<(Arc<Remembered>, usize)>;
 
 /// What was remembered at one moment.
 #[derive(Debug)]
 struct Hold {
     number: u64,
     until: Instant,
-    packed: Packed,
+    ring: Ring,
 }
 
 impl Recent {
-    /// Adds a decision. What it takes to pack it is done elsewhere.
-    pub(super) fn push(&self, one: Remembered) {
+    /// Adds a decision; the oldest ones go when there are too many, or when they take too much.
+    pub(super) fn push(&self, one: Arc<Remembered>) {
         let long = |model: &crate::names::ModelName| LONGEST_MODEL < model.as_str().len();
-        if MOST_WAITING_PODS < one.size() || one.ask.model.as_ref().is_some_and(long) {
+        if one.ask.model.as_ref().is_some_and(long) {
             return;
         }
         let mut gone = Vec::new();
-        let mut waiting = self.0.waiting.lock();
-        waiting.pods += one.size();
-        waiting.queue.push_back(one);
-        while MOST_WAITING < waiting.queue.len() || MOST_WAITING_PODS < waiting.pods {
-            let Some(oldest) = waiting.queue.pop_front() else {
+        let mut kept = self.0.lock();
+        let bytes = one.bytes(kept.ring.back().map(|(last, _)| &**last));
+        kept.bytes += bytes;
+        kept.ring.push_back((one, bytes));
+        while MOST_REMEMBERED < kept.ring.len() || MOST_BYTES < kept.bytes {
+            let Some((oldest, bytes)) = kept.ring.pop_front() else {
                 break;
             };
-            waiting.pods -= oldest.size();
+            kept.bytes -= bytes;
             gone.push(oldest);
         }
-        let due = waiting.packed.is_none_or(|at| PACK_EVERY <= at.elapsed());
-        let pack = due && !waiting.packing;
-        waiting.packing |= pack;
         // Freed after the lock is.
-        drop(waiting);
-        drop(gone);
-        if pack {
-            let inner = Arc::clone(&self.0);
-            match tokio::runtime::Handle::try_current() {
-                Ok(runtime) => drop(runtime.spawn_blocking(move || drop(inner.settled()))),
-                Err(_) => drop(inner.settled()),
-            }
-        }
+        drop(kept);
     }
 
-    /// The record of a decision.
-    pub(super) fn record(&self, id: &str) -> Option<Arc<Record>> {
-        self.0.search(|packed| packed.record(id))
-    }
-
-    /// A decision with all that it was made from.
-    pub(super) fn find(&self, id: &str) -> Option<Remembered> {
-        self.0.search(|packed| packed.find(id))
-    }
-
-    /// The last `most` decisions one after another, oldest first.
-    pub(super) fn last(&self, most: usize, act: impl FnMut(&Remembered)) {
-        // A copy, so that packing goes on meanwhile.
-        let packed = self.0.settled().packed.clone();
-        packed.last(most, act);
-    }
-}
-
-impl Inner {
-    /// What is kept, with all that waited.
-    fn settled(&self) -> MutexGuard<'_, Kept> {
-        let mut kept = self.kept.lock();
-        let queue = {
-            let mut waiting = self.waiting.lock();
-            waiting.pods = 0;
-            waiting.packed = Some(Instant::now());
-            std::mem::take(&mut waiting.queue)
-        };
-        for one in queue {
-            kept.packed.push(one);
-            kept.packed.trim(MOST_BYTES, MOST_REMEMBERED);
-        }
+    /// A decision with all that it was made from: one of the last, or one that is held.
+    pub(super) fn find(&self, id: &str) -> Option<Arc<Remembered>> {
+        let kept = self.0.lock();
         let now = Instant::now();
-        kept.holds.retain(|hold| now < hold.until);
-        self.waiting.lock().packing = false;
-        kept
+        let holds = kept.holds.iter().rev().filter(|hold| now < hold.until);
+        let mut rings = std::iter::once(&kept.ring).chain(holds.map(|hold| &hold.ring));
+        rings.find_map(|ring| {
+            let mut newest_first = ring.iter().rev().map(|(one, _)| one);
+            newest_first.find(|one| one.record.id == id).cloned()
+        })
     }
 
-    fn search<T>(&self, find: impl Fn(&Packed) -> Option<T>) -> Option<T> {
-        let kept = self.settled();
-        let holds = kept.holds.iter().rev().map(|hold| &hold.packed);
-        std::iter::once(&kept.packed).chain(holds).find_map(find)
+    /// The last `most` decisions, oldest first.
+    pub(super) fn last(&self, most: usize) -> Vec<Arc<Remembered>> {
+        let kept = self.0.lock();
+        let skip = kept.ring.len().saturating_sub(most);
+        let last = kept.ring.iter().skip(skip);
+        last.map(|(one, _)| Arc::clone(one)).collect()
     }
 
     fn hold(&self, instead: Option<u64>) -> (u64, usize) {
-        let mut kept = self.settled();
-        kept.holds.retain(|hold| Some(hold.number) != instead);
+        let mut kept = self.0.lock();
+        let now = Instant::now();
+        kept.holds
+            .retain(|hold| Some(hold.number) != instead && now < hold.until);
         if kept.holds.len() == MOST_HOLDS {
             kept.holds.pop_front();
         }
@@ -150,10 +132,10 @@ impl Inner {
         kept.next_hold += 1;
         let hold = Hold {
             number,
-            until: Instant::now() + HOLD,
-            packed: kept.packed.clone(),
+            until: now + HOLD,
+            ring: kept.ring.clone(),
         };
-        let decisions = hold.packed.len();
+        let decisions = hold.ring.len();
         kept.holds.push_back(hold);
         (number, decisions)
     }
@@ -165,12 +147,13 @@ impl Picker {
     /// many decisions it holds.
     #[must_use]
     pub fn hold(&self, instead: Option<u64>) -> (u64, usize) {
-        self.recent.0.hold(instead)
+        self.recent.hold(instead)
     }
 
     /// The record of one of the last decisions, or of one that is held.
     #[must_use]
     pub fn record(&self, id: &str) -> Option<Arc<Record>> {
-        self.journal.find(id).or_else(|| self.recent.record(id))
+        let remembered = || Some(Arc::clone(&self.recent.find(id)?.record));
+        self.journal.find(id).or_else(remembered)
     }
 }

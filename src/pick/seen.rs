@@ -8,7 +8,7 @@ use crate::decide::select::{Purpose, Terms, survey};
 use crate::decide::{Cost, Decision, Ineligible};
 use crate::names::PodId;
 use crate::pick::Picker;
-use crate::pick::packed::Remembered;
+use crate::pick::recent::Remembered;
 use crate::telemetry::explanation::CostLine;
 use serde::Serialize;
 use std::sync::Arc;
@@ -121,8 +121,7 @@ fn seen(one: &Remembered, decision: Option<&Decision>) -> Vec<Seen> {
         prefills.then_some("prefill")
     };
     snapshot
-        .candidates
-        .iter()
+        .candidates()
         .zip(offers(Purpose::PrefillAndDecode))
         .zip(offers(Purpose::Prefill))
         .zip(offers(Purpose::DecodeOnly))

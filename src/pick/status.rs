@@ -90,10 +90,10 @@ impl Picker {
         let now = Instant::now();
         let observation = self.observer.look(&[], &[], now);
         let in_force = self.in_force();
-        let candidates = &observation.snapshot.candidates;
-        let loads = self.ledger.loads(candidates.iter().map(|one| one.pod));
-        candidates
-            .iter()
+        let snapshot = &observation.snapshot;
+        let loads = self.ledger.loads(snapshot.board().ids().iter().copied());
+        snapshot
+            .candidates()
             .zip(loads)
             .map(|(candidate, load)| {
                 let (waiting, running, kv_usage) = match candidate.engine {
@@ -129,7 +129,7 @@ impl Picker {
                     running,
                     kv_usage,
                     missing: missing(
-                        candidate,
+                        &candidate,
                         observation
                             .view
                             .get(candidate.pod)

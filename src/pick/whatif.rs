@@ -10,7 +10,7 @@ use crate::decide::policy::{Bypass, DecodeGate, Policy, Rule};
 use crate::decide::reason::NoRoute;
 use crate::observe::Observation;
 use crate::pick::Picker;
-use crate::pick::packed::Remembered;
+use crate::pick::recent::Remembered;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -179,9 +179,9 @@ impl Picker {
     pub fn what_if(&self, edit: &Edit, most: usize) -> Option<WhatIf> {
         let edited = edit.apply(&self.in_force().policy)?;
         let mut answer = WhatIf::default();
-        let again = |one: &Remembered| answer.add(one, &edited);
-        self.recent.last(most.min(MOST_DECISIONS), again);
-        answer.decisions.reverse();
+        for one in self.recent.last(most.min(MOST_DECISIONS)).iter().rev() {
+            answer.add(one, &edited);
+        }
         Some(answer)
     }
 }

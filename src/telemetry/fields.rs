@@ -21,14 +21,14 @@ fields! {
     INPUT_TOKENS = "gen_ai.usage.input_tokens": "prompt tokens as the engine reported them";
     OUTPUT_TOKENS = "gen_ai.usage.output_tokens": "generated tokens as the engine reported them";
     CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens": "cached prompt tokens as the engine reported them";
-    TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk": "time from the request's headers to the first response bytes, in seconds";
+    TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk": "time from the whole request to the first response bytes, in seconds";
     SERVER_ADDRESS = "server.address": "address of the pod that decodes";
     SERVER_PORT = "server.port": "port of the pod that decodes";
     STATUS = "http.response.status_code": "status of the answer";
     ERROR = "error.type": "word for the refusal or failure";
     DECISION_ID = "sidestep.decision.id": "id of the decision, also in `x-sidestep-decision`";
-    ROUTE = "sidestep.route": "`local` or `remote`";
-    BECAUSE = "sidestep.because": "why, in one word";
+    ROUTE = "sidestep.route": "`local`, `remote`, or `refused`";
+    BECAUSE = "sidestep.because": "why, in one word; for a refusal, the same as `error.type`";
     BYPASS = "sidestep.bypass": "whether remote prefill was skipped by policy";
     POLICY = "sidestep.policy.name": "policy in force";
     GENERATION = "sidestep.policy.generation": "version of the policy in force";
@@ -96,7 +96,7 @@ macro_rules! names {
 names! {
     /// Every span: name and meaning.
     SPANS {
-        SPAN_PICK = "pick": "the request, from its headers to the end of the answer (kind `SERVER`)";
+        SPAN_PICK = "pick": "the request, from its whole body to the end of the answer; one that ends before its pick, from its headers (kind `SERVER`)";
         SPAN_PARSE = "parse": "the body is read (this and the following have kind `INTERNAL` and are below `pick`)";
         SPAN_ENCODE = "encode": "the prompt is rendered and tokenised";
         SPAN_OBSERVE = "observe": "pods, their caches and reports are looked at";

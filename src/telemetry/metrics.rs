@@ -212,7 +212,7 @@ impl Metrics {
         );
         r.register(
             "time_to_first_bytes_seconds",
-            "Time from request headers to first response bytes, by route",
+            "Time from the whole request to the first response bytes, by route",
             self.ttft.clone(),
         );
         r.register(

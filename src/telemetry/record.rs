@@ -12,7 +12,7 @@ use crate::telemetry::explanation::{CheckLine, CostLine, flip_sentence, operator
 use crate::telemetry::shadow::ShadowFacts;
 use parking_lot::Mutex;
 use serde::Serialize;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What a decision's span and record say besides the decision itself.
@@ -50,8 +50,6 @@ pub struct Facts {
     pub trace_id: Option<String>,
     /// The nearest change of one threshold that would have given the other answer.
     pub flip: Option<Flip>,
-    /// What the policy in the shadow would have done.
-    pub shadow: Option<ShadowFacts>,
 }
 
 /// What session affinity did for a request.
@@ -216,7 +214,7 @@ impl From<&ShadowFacts> for ShadowRecord {
 pub struct Outcome {
     /// Status of the answer.
     pub status: Option<u16>,
-    /// Time from the request's headers to the first response bytes, in milliseconds.
+    /// Time from the whole request to the first response bytes, in milliseconds.
     pub ttft_ms: Option<f64>,
     /// `completed` or `aborted`, once over.
     pub end: Option<&'static str>,
@@ -256,7 +254,8 @@ pub struct Record {
     checks: Vec<CheckLine>,
     /// The nearest change of one threshold that would have given the other answer.
     flip: Option<String>,
-    shadow: Option<ShadowRecord>,
+    #[serde(serialize_with = "once")]
+    shadow: OnceLock<ShadowRecord>,
     considered: ConsideredRecord,
     candidates: usize,
     session: SessionOutcome,
@@ -272,6 +271,13 @@ pub struct Record {
 fn outcome<S: serde::Serializer>(value: &Mutex<Outcome>, serializer: S) -> Result<S::Ok, S::Error> {
     let copy = *value.lock();
     copy.serialize(serializer)
+}
+
+fn once<S: serde::Serializer, T: Serialize>(
+    value: &OnceLock<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    value.get().serialize(serializer)
 }
 
 impl Record {
@@ -313,7 +319,7 @@ impl Record {
             rule: decision.rule,
             checks: decision.checks.iter().map(Into::into).collect(),
             flip: facts.flip.as_ref().map(flip_sentence),
-            shadow: facts.shadow.as_ref().map(Into::into),
+            shadow: OnceLock::new(),
             considered: ConsideredRecord {
                 local: decision.considered.local.as_ref().map(Into::into),
                 prefill: decision.considered.prefill.as_ref().map(Into::into),
@@ -329,6 +335,11 @@ impl Record {
             trace_id: facts.trace_id.clone(),
             outcome: Mutex::new(Outcome::default()),
         }
+    }
+
+    /// Adds what the policy in the shadow would have done; said once.
+    pub fn beside(&self, shadow: &ShadowFacts) {
+        self.shadow.get_or_init(|| shadow.into());
     }
 
     /// Changes the outcome.

@@ -201,6 +201,28 @@ async fn a_picker_that_is_told_to_end_lets_open_streams_finish() {
 }
 
 #[tokio::test]
+async fn a_picker_that_is_told_to_end_twice_ends_at_once() {
+    let (mut stack, mut pod) = with_one_pod(Answer::Stream).await;
+    let mut response = stack.send(chat(&stack), body()).await;
+    let held = pod.next().await;
+    held.say("before").await;
+    response.body_mut().frame().await.unwrap().unwrap();
+    stack.picker().terminate();
+    eventually("the picker is draining", async || {
+        stack.picker_log().contains("draining").then_some(())
+    })
+    .await;
+    assert!(stack.picker().ended().is_none(), "a stream runs");
+    let again = Instant::now();
+    stack.picker().terminate();
+    let ended = tokio::time::timeout(Duration::from_secs(20), stack.picker().wait()).await;
+    assert_eq!(ended.expect("it ends").unwrap().code(), Some(1));
+    // The time to drain is 30 s.
+    assert!(again.elapsed() < Duration::from_secs(5));
+    assert!(stack.picker_log().contains("second signal"));
+}
+
+#[tokio::test]
 async fn a_pod_that_dies_is_not_picked_any_more() {
     let pods = vec![
         engine("prefill", "prefill"),

@@ -3,8 +3,10 @@
 use crate::recorder::{Answer, Recorder};
 use crate::stack::{Setup, Stack, any_address, engine, eventually, recorded};
 use http::{Method, Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
 use serde_json::json;
 use sidestep::cli::demo::gateway::{GatewayConfig, RequestBody, ResponseBody, Transport};
+use tokio::task::JoinSet;
 
 /// Text of about that many tokens, another for each `salt`.
 pub(crate) fn text(salt: &str, words: usize) -> String {
@@ -148,4 +150,75 @@ async fn an_upgrade_is_answered_without_waiting_for_a_body() {
     let (status, _) = stack.ask(request, "").await;
     assert_eq!(status, StatusCode::FORBIDDEN);
     assert!(decode.arrived().is_none());
+}
+
+/// A filter of Envoy's that shows each request to the picker and takes no answer.
+const SHOWS: &str = r#"          - name: shows
+            typed_config:
+              "@type": type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor
+              grpc_service: {envoy_grpc: {cluster_name: picker}}
+              observability_mode: true
+              processing_mode: {request_body_mode: STREAMED, response_body_mode: STREAMED}
+"#;
+
+#[tokio::test]
+async fn a_gateway_that_also_shows_its_requests_is_served_and_nothing_is_booked_twice() {
+    let mut pod = Recorder::start(Answer::Stream).await;
+    let mut setup = Setup::new(vec![recorded("decode", "decode", &pod)]);
+    setup.filters = SHOWS.into();
+    let stack = Stack::start(setup).await;
+    let body = json!({"model": "m", "messages": [], "stream": true}).to_string();
+    let request = Request::post(stack.url("/v1/chat/completions"));
+    let response = stack.send(request, body).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let held = pod.next().await;
+    stack.wait_for_in_flight(1).await;
+    assert_eq!(stack.metric("sidestep_only_shown_total").await, Some(1.0));
+    let log = stack.picker_log();
+    assert!(log.contains("observability_mode"), "{log}");
+    held.finish().await;
+    let rest = response.into_body().collect().await;
+    rest.expect("the answer ends as it should");
+    stack.wait_for_in_flight(0).await;
+    assert_eq!(stack.metric("sidestep_streams_total").await, Some(2.0));
+}
+
+/// Report 21: no pod is better than another, and none of the burst has ended when the rest is placed.
+#[tokio::test]
+async fn a_burst_on_equal_pods_reaches_them_evenly() {
+    const PODS: usize = 8;
+    const REQUESTS: usize = 400;
+    let mut pods = Vec::new();
+    for _ in 0..PODS {
+        pods.push(Recorder::start(Answer::Silence).await);
+    }
+    let listed = pods.iter().enumerate();
+    let listed = listed.map(|(at, pod)| recorded(&format!("decode-{at}"), "decode", pod));
+    let stack = Stack::start(Setup::new(listed.collect())).await;
+    let url = stack.url("/v1/completions");
+    let mut burst = JoinSet::new();
+    for _ in 0..REQUESTS {
+        let client = stack.client.clone();
+        let body = json!({"model": "m", "prompt": text("burst", 80)}).to_string();
+        let request = Request::post(&url).body(Full::new(body.into())).unwrap();
+        burst.spawn(async move { client.send(request).await.map(drop) });
+    }
+    stack.wait_for_in_flight(REQUESTS as u64).await;
+    let mut reached = 0;
+    for pod in &mut pods {
+        let mut here = 0;
+        eventually("the burst has reached the pod", async || {
+            here += std::iter::from_fn(|| pod.arrived()).count();
+            (45 <= here).then_some(())
+        })
+        .await;
+        assert!(
+            here <= 55,
+            "{here} of {REQUESTS} requests on one pod of {PODS}"
+        );
+        reached += here;
+    }
+    assert!(reached <= REQUESTS);
+    drop(burst);
+    stack.wait_for_in_flight(0).await;
 }

@@ -186,3 +186,39 @@ async fn a_trace_that_is_not_sampled_is_not_exported() {
             .any(|span| span.trace == client)
     );
 }
+
+#[tokio::test]
+async fn a_request_that_is_refused_before_its_pick_is_in_its_trace_too() {
+    let collector = Collector::start().await;
+    let address = collector.address;
+    let pod = Recorder::start(Answer::Json).await;
+    let mut setup =
+        Setup::new(vec![recorded("decode", "decode", &pod)]).limit("requestBytes", "4Ki");
+    setup.otlp = Some(address);
+    let stack = Stack::start(setup.gateway(move |config| config.tracing = Tracing::Otlp(address)));
+    let mut traced = Traced {
+        stack: stack.await,
+        pod,
+        collector,
+    };
+    let client = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let request = Request::post(traced.stack.url("/v1/chat/completions"))
+        .header("traceparent", format!("00-{client}-00f067aa0ba902b7-01"));
+    let (status, _) = traced.stack.ask(request, "x".repeat(5_000)).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    assert!(traced.pod.arrived().is_none());
+    let span = eventually("the picker's span is exported", async || {
+        let spans = traced.collector.of("sidestep");
+        spans.into_iter().find(|span| span.trace == client)
+    })
+    .await;
+    let envoy = traced.envoy_spans(client, 2).await;
+    assert!(
+        envoy.iter().any(|parent| parent.id == span.parent),
+        "{span:?} is below none of {envoy:?}"
+    );
+    let said = |key: &str| span.attributes.get(key).map(String::as_str);
+    assert_eq!(said("error.type"), Some("body_too_large"), "{span:?}");
+    assert_eq!(said("sidestep.route"), Some("refused"));
+    assert_eq!(said("http.response.status_code"), Some("413"));
+}

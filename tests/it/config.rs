@@ -11,6 +11,7 @@ use sidestep::decide::policy::{
 use sidestep::decide::snapshot::{CapacitySource, LocalPrefill, Role};
 use sidestep::fleet::Probe;
 use sidestep::units::{BlockSize, Blocks, Ratio, Tokens};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -274,10 +275,11 @@ fn a_pod_in_full_becomes_what_it_says() {
   localPrefill: unable
   probe: off
 - {name: prefill-0, address: '10.0.0.8:8000', role: prefill, probe: {}}
+- {name: prefill-1, address: '10.0.0.9:8000', role: prefill, probe: {path: /m, failureThreshold: 5}}
 ";
     let loaded = config::parse_pods(text, Path::new("pods.yaml")).unwrap();
     assert_eq!(loaded.warnings, Vec::new());
-    let [full, least] = loaded.pods.as_slice() else {
+    let [full, least, patient] = loaded.pods.as_slice() else {
         panic!("{:?}", loaded.pods);
     };
     assert_eq!(full.endpoint.to_string(), "[fd00::7]:8000");
@@ -296,10 +298,12 @@ fn a_pod_in_full_becomes_what_it_says() {
 
     assert_eq!(least.local_prefill, LocalPrefill::Able);
     assert_eq!(least.kv_events, None);
-    let Probe::Metrics { path } = &least.probe else {
-        panic!("{:?}", least.probe);
+    let probe = |path: &str, failures| Probe::Metrics {
+        path: path.into(),
+        failure_threshold: NonZeroU32::new(failures).unwrap(),
     };
-    assert_eq!(&**path, "/metrics");
+    assert_eq!(least.probe, probe("/metrics", 2));
+    assert_eq!(patient.probe, probe("/m", 5));
 }
 
 #[test]

@@ -42,7 +42,8 @@ fn the_name_of_a_pool_is_enough() {
                 kv_blocks: None,
                 prefill_batch_tokens: None,
                 probe: Probe::Metrics {
-                    path: Arc::from("/metrics")
+                    path: Arc::from("/metrics"),
+                    failure_threshold: Probe::FAILURE_THRESHOLD,
                 },
             },
         }

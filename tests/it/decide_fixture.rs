@@ -74,9 +74,7 @@ pub(crate) fn holding(mut pod: Candidate, tokens: u64) -> Candidate {
 }
 
 pub(crate) fn snapshot(pods: impl IntoIterator<Item = Candidate>) -> Snapshot {
-    Snapshot {
-        candidates: pods.into_iter().collect(),
-    }
+    pods.into_iter().collect()
 }
 
 pub(crate) fn ask(prompt: u64) -> Ask {

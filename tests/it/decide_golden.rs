@@ -365,9 +365,10 @@ struct Pods {
 }
 
 impl Pods {
-    fn find(&self, name: &str) -> &Candidate {
+    fn find(&self, name: &str) -> Candidate {
         let index = self.names.iter().position(|known| known == name);
-        &self.snapshot.candidates[index.unwrap_or_else(|| panic!("no pod is called {name}"))]
+        let index = index.unwrap_or_else(|| panic!("no pod is called {name}"));
+        self.snapshot.candidate(index)
     }
 
     /// The endpoint of a pod, or of nobody when the name is `gone`.
@@ -536,8 +537,8 @@ fn run(file: &File, case: &Case, reached: &mut Reached) -> Vec<String> {
 /// What a shadow was to think and does not, a line each.
 fn shadow_faults(want: &Want, opinion: &Opinion, pods: &Pods) -> Vec<String> {
     let at = |endpoint: Endpoint| {
-        let all = pods.snapshot.candidates.iter();
-        let pod = all.clone().find(|pod| pod.endpoint == endpoint).unwrap();
+        let mut all = pods.snapshot.candidates();
+        let pod = all.find(|pod| pod.endpoint == endpoint).unwrap();
         pods.name(pod.pod).to_owned()
     };
     let course = opinion.verdict.as_ref();
@@ -616,9 +617,7 @@ fn pods(file: &File, case: &Case) -> Pods {
         candidate
     });
     Pods {
-        snapshot: Snapshot {
-            candidates: candidates.collect(),
-        },
+        snapshot: candidates.collect(),
         names,
     }
 }

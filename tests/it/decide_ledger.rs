@@ -5,7 +5,7 @@ use crate::decide_fixture::{
 };
 use sidestep::blocks::BlockChain;
 use sidestep::decide::policy::{Bypass, ClientPins, Policy};
-use sidestep::decide::snapshot::{Affinity, Ask, Candidate, PodLoad, Snapshot};
+use sidestep::decide::snapshot::{Affinity, Ask, Candidate, PodLoad};
 use sidestep::decide::{Because, Decision, NoRoute, decide};
 use sidestep::load::{Admission, Booking, Ledger};
 use sidestep::names::{PodId, SessionId};
@@ -62,7 +62,7 @@ impl World {
                 pod.load = loads.of(pod.pod);
                 pod.load.decode_blocks = pod.load.decode_blocks.saturating_add(own.decode_blocks);
             }
-            decide(&ask, &Snapshot { candidates }, &self.policy)
+            decide(&ask, &candidates.into_iter().collect(), &self.policy)
         })
     }
 

@@ -1,13 +1,16 @@
 //! What must hold for every snapshot: eligibility, the subset, the gate, monotony in the overlap.
 
-use crate::decide_fixture::{ask, bound, busy, endpoint, gate, id, pod, policy, ratio, rule};
+use crate::decide_fixture::{
+    ask, bound, busy, endpoint, gate, id, pod, policy, ratio, rule, snapshot as of,
+};
 use proptest::prelude::*;
 use sidestep::decide::policy::{Bypass, ClientPins, DecodeGate, OnNoPrefill, Policy, TierCredit};
+use sidestep::decide::select::{Terms, select, survey};
 use sidestep::decide::snapshot::{
     Affinity, Ask, Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource,
     LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
 };
-use sidestep::decide::{Decision, Route, decide};
+use sidestep::decide::{Decision, Purpose, Route, decide};
 use sidestep::units::{BlockSize, Blocks, Tokens};
 
 const MOST_PODS: u16 = 8;
@@ -190,7 +193,7 @@ proptest! {
 
     #[test]
     fn chosen_pods_are_eligible(pods in candidates(true), ask in asks(), policy in policies()) {
-        let snapshot = Snapshot { candidates: pods };
+        let snapshot = of(pods);
         if let Ok(decision) = decide(&ask, &snapshot, &policy) {
             let decode = decision.route.decode().candidate;
             prop_assert!(usable(&decode) && decode.role != Role::Prefill);
@@ -221,6 +224,39 @@ proptest! {
     }
 
     #[test]
+    fn a_selection_takes_a_cheapest_one_of_the_pods_that_its_survey_admits(
+        pods in candidates(true),
+        ask in asks(),
+        policy in policies(),
+        same_size in any::<bool>(),
+    ) {
+        let mut policy = policy;
+        policy.scoring.temperature = ratio(0.0);
+        let mut pods = pods;
+        if same_size {
+            // Fleets that agree on a block size take another way through the same sums.
+            let size = pods[0].block_size;
+            pods.iter_mut().for_each(|pod| pod.block_size = size);
+        }
+        let snapshot = of(pods);
+        let (_, rule) = policy.rule_for(&ask);
+        if let Ok(terms) = Terms::new(&ask, &snapshot, &policy, rule) {
+            for purpose in Purpose::ALL {
+                let admitted = survey(&ask, &snapshot, &terms, purpose)
+                    .filter_map(|(pod, cost)| Some((cost.ok()?, pod)));
+                let least = admitted.min_by(|(a, x), (b, y)| {
+                    a.total.total_cmp(&b.total).then(x.load.requests.cmp(&y.load.requests))
+                });
+                let chosen = select(&ask, &snapshot, &terms, purpose);
+                prop_assert_eq!(
+                    chosen.map(|pick| (pick.cost.total, pick.candidate.load.requests)),
+                    least.map(|(cost, pod)| (cost.total, pod.load.requests))
+                );
+            }
+        }
+    }
+
+    #[test]
     fn a_refusal_means_that_something_is_missing(pods in candidates(true), ask in asks()) {
         let mut ask = ask;
         ask.subset = Subset::Any;
@@ -230,7 +266,7 @@ proptest! {
         });
         let policy = policy([rule(Bypass::IslBounding(bound(2048, 0.7)))]);
         if able {
-            let decision = decide(&ask, &Snapshot { candidates: pods }, &policy);
+            let decision = decide(&ask, &of(pods), &policy);
             prop_assert!(decision.is_ok(), "{:?}", decision.err());
         }
     }
@@ -245,14 +281,16 @@ proptest! {
         let mut policy = policy;
         // Drawing by cost is meant to choose other pods now and then.
         policy.scoring.temperature = ratio(0.0);
-        let mut snapshot = Snapshot { candidates: pods };
+        let pods_before = pods;
+        let snapshot = of(pods_before.clone());
         if let Ok(before) = decide(&ask, &snapshot, &policy)
             && is_bypass(&before)
         {
             let slot = usize::from(before.route.decode().candidate.pod.slot);
-            let device = &mut snapshot.candidates[slot].cached.device;
+            let mut pods = pods_before;
+            let device = &mut pods[slot].cached.device;
             *device = device.saturating_add(Blocks(more));
-            let after = decide(&ask, &snapshot, &policy).unwrap();
+            let after = decide(&ask, &of(pods), &policy).unwrap();
             prop_assert!(is_bypass(&after), "{:?} became {:?}", before.because, after.because);
         }
     }
@@ -265,7 +303,7 @@ proptest! {
         thresholds in (0.0..1.5_f64, 0.0..1.5_f64),
         fewer in any::<bool>(),
     ) {
-        let snapshot = Snapshot { candidates: pods };
+        let snapshot = of(pods);
         let (tight, loose) = (thresholds.0.min(thresholds.1), thresholds.0.max(thresholds.1));
         let with = |gate: DecodeGate| {
             let mut policy = policy.clone();
@@ -293,11 +331,11 @@ proptest! {
     ) {
         let mut policy = policy;
         policy.scoring.temperature = ratio(0.0);
-        let snapshot = Snapshot { candidates: pods.clone() };
+        let snapshot = of(pods.clone());
         let mut turned = pods;
         let turn = turn % turned.len();
         turned.rotate_left(turn);
-        let turned = Snapshot { candidates: turned };
+        let turned = of(turned);
         let cost = |snapshot: &Snapshot| {
             decide(&ask, snapshot, &policy)
                 .map(|decision| decision.considered.local.map(|pick| pick.cost.total))

@@ -325,12 +325,12 @@ fn picker() -> Arc<Picker> {
     let model = Profile::byte_estimate("m".into(), Vec::new());
     Arc::new(Picker::new(sidestep::pick::Parts {
         encoder: Encoder::new(Profiles::new(vec![model]).unwrap(), 0),
-        observer: sidestep::observe::Observer {
-            roster: Arc::default(),
-            index: Arc::new(Index::new(Default::default())),
-            sources: Arc::default(),
-            default_block_size: decide_fixture::size(16),
-        },
+        observer: sidestep::observe::Observer::new(
+            Arc::default(),
+            Arc::new(Index::new(Default::default())),
+            Arc::default(),
+            decide_fixture::size(16),
+        ),
         ledger: sidestep::load::Ledger::default(),
         in_force: sidestep::pick::InForce {
             policy: decide_fixture::isl(),

@@ -37,6 +37,10 @@ pub(crate) struct Gateway {
     pub(crate) answers: Streaming<ProcessingResponse>,
     modes: (BodySendMode, BodySendMode),
     metadata: Option<Metadata>,
+    /// `send_body_without_waiting_for_header_response`.
+    pub(crate) does_not_wait: bool,
+    /// `observability_mode`.
+    pub(crate) only_shows: bool,
 }
 
 impl Gateway {
@@ -72,6 +76,8 @@ impl Gateway {
             answers,
             modes,
             metadata: None,
+            does_not_wait: false,
+            only_shows: false,
         }
     }
 
@@ -96,9 +102,10 @@ impl Gateway {
             protocol_config: Some(ProtocolConfiguration {
                 request_body_mode: self.modes.0.into(),
                 response_body_mode: self.modes.1.into(),
-                send_body_without_waiting_for_header_response: false,
+                send_body_without_waiting_for_header_response: self.does_not_wait,
             }),
             metadata_context: self.metadata.clone(),
+            observability_mode: self.only_shows,
             request: Some(ask),
             ..ProcessingRequest::default()
         };

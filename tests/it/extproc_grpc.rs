@@ -14,7 +14,7 @@ use sidestep::extproc::server::{
 };
 use sidestep::extproc::wire::MetadataKeys;
 use sidestep::names::Endpoint;
-use sidestep::pick::{Head, Refusal};
+use sidestep::pick::{Arrival, Ended, Head, Refusal};
 use sidestep::route::{DecisionId, Plan};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ struct StandIn {
     flights: Arc<AtomicUsize>,
     picks: AtomicUsize,
     finished: Arc<AtomicUsize>,
-    last_trace: parking_lot::Mutex<Option<String>>,
+    last_trace: parking_lot::Mutex<Option<Arc<str>>>,
     not_ready: AtomicBool,
 }
 
@@ -61,6 +61,8 @@ impl Follow for Flight {
 
 impl PickPods for StandIn {
     type Flight = Flight;
+
+    fn ended_early(&self, _: &Arrival, _: Ended<'_>) {}
 
     fn ready(&self) -> bool {
         !self.not_ready.load(Ordering::SeqCst)

@@ -1,7 +1,7 @@
 //! Requests through the gRPC service and the real picker: what reaches the pod, what is booked.
 
 use crate::decide_fixture;
-use crate::extproc_gateway::{Gateway, http_body, http_headers, until};
+use crate::extproc_gateway::{Gateway, PATIENCE, http_body, http_headers, streamed, until};
 use envoy_types::pb::envoy::extensions::filters::http::ext_proc::v3::processing_mode::BodySendMode;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Ask;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Answer;
@@ -25,10 +25,12 @@ use sidestep::telemetry::journal::Journal;
 use sidestep::telemetry::metrics::Metrics;
 use sidestep::telemetry::trace::Tracing;
 use sidestep::units::BlockSize;
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::sync::Barrier;
+use tokio::task::{JoinHandle, JoinSet};
 use tonic::transport::Channel;
 
 const D1: &str = "127.0.0.11:8000";
@@ -75,12 +77,12 @@ impl Bench {
         let model = Profile::byte_estimate(ModelName::from("m"), Vec::new());
         let picker = Arc::new(Picker::new(Parts {
             encoder: Encoder::new(Profiles::new(vec![model]).unwrap(), 1 << 20),
-            observer: Observer {
+            observer: Observer::new(
                 roster,
-                index: Arc::new(Index::new(Default::default())),
-                sources: Arc::new(Sources::default()),
-                default_block_size: BlockSize::new(16).unwrap(),
-            },
+                Arc::new(Index::new(Default::default())),
+                Arc::new(Sources::default()),
+                BlockSize::new(16).unwrap(),
+            ),
             ledger: Ledger::default(),
             in_force: InForce {
                 policy: decide_fixture::policy([decide_fixture::rule(bypass)]),
@@ -498,4 +500,97 @@ async fn a_finished_response_releases_its_load_and_the_client_learns_the_decisio
     let record = bench.last_record();
     assert_eq!(record["id"].as_str(), Some(id[0].as_str()));
     assert_eq!(record["status"], 200);
+}
+
+/// Report 3 (b): the body comes at once although the gateway says that it waits for an answer.
+#[tokio::test]
+async fn a_body_that_comes_unasked_is_served_whatever_the_gateway_says_of_waiting() {
+    let bench = Bench::pair(Bypass::Always).await;
+    for does_not_wait in [false, true] {
+        let mut gateway = bench.gateway().await;
+        gateway.does_not_wait = does_not_wait;
+        ask(&gateway, &[], &prompt());
+        assert_eq!(set(&gateway.message().await, DESTINATION), [D1]);
+        let (body, end) = streamed(gateway.answer().await);
+        assert_eq!((body, end), (prompt(), true));
+        // The mode in which the flag has a meaning is refused with either value of it.
+        let modes = (BodySendMode::Streamed, BodySendMode::Streamed);
+        let mut refused = Gateway::open(&bench.channel, modes).await;
+        refused.does_not_wait = does_not_wait;
+        ask(&refused, &[], &prompt());
+        let refusal = refused.refusal().await;
+        assert_eq!(refusal.details, "unsupported_processing_mode");
+    }
+    assert_eq!(bench.counters.unsupported_processing_mode.get(), 2);
+}
+
+/// A gateway in `observability_mode` does what it likes with its request: nothing may be booked for it.
+#[tokio::test]
+async fn a_gateway_that_only_shows_its_requests_gets_no_answer_and_books_nothing() {
+    let bench = Bench::pair(Bypass::Always).await;
+    let modes = (BodySendMode::Streamed, BodySendMode::Streamed);
+    let scripts: [fn(&Gateway); 3] = [
+        |gateway| ask(gateway, &[], &prompt()),
+        |gateway| gateway.headers("GET", "/v1/models", true),
+        |gateway| gateway.body(&prompt(), true),
+    ];
+    for script in scripts {
+        let mut gateway = Gateway::open(&bench.channel, modes).await;
+        gateway.only_shows = true;
+        script(&gateway);
+        gateway.respond();
+        let end = tokio::time::timeout(PATIENCE, gateway.answers.message()).await;
+        assert!(end.unwrap().unwrap().is_none(), "an end with OK");
+    }
+    until("the streams are gone", || {
+        bench.counters.open_streams() == 0
+    })
+    .await;
+    assert_eq!(bench.counters.only_shown.get(), 3);
+    assert!(bench.counters.refusals().is_empty());
+    assert!(bench.picker.journal().after(0, 64).is_empty(), "no pick");
+    assert_eq!(bench.booked(), (0, 0, 0));
+    assert_eq!(bench.counters.leases.get(), 0);
+}
+
+/// Report 21: a burst of requests that score the same on every pod.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_on_equal_pods_is_spread_evenly_over_them() {
+    const PODS: usize = 8;
+    const REQUESTS: usize = 400;
+    let pods = (0..PODS).map(|at| pod(&format!("127.0.0.{}:8000", 11 + at), Role::Decode));
+    let bench = Arc::new(Bench::start(Bypass::Always, pods.collect()).await);
+    let start = Arc::new(Barrier::new(REQUESTS));
+    let mut burst = JoinSet::new();
+    for _ in 0..REQUESTS {
+        let (bench, start) = (Arc::clone(&bench), Arc::clone(&start));
+        burst.spawn(async move {
+            let mut gateway = bench.gateway().await;
+            start.wait().await;
+            ask(&gateway, &[], &prompt());
+            let message = gateway.message().await;
+            let [destination] = &set(&message, DESTINATION)[..] else {
+                panic!("one destination, not {message:?}");
+            };
+            // The stream stays open: its response has not come.
+            (destination.clone(), gateway)
+        });
+    }
+    let running = burst.join_all().await;
+    let mut spread = BTreeMap::<&str, u32>::new();
+    for (destination, _) in &running {
+        *spread.entry(destination).or_default() += 1;
+    }
+    assert_eq!(spread.len(), PODS, "{spread:?}");
+    for count in spread.values() {
+        assert!((45..=55).contains(count), "{spread:?}");
+    }
+    // What is booked is what was told.
+    let view = bench.picker.observer().roster.view();
+    for pod in &view.pods {
+        let booked = bench.picker.ledger().load(pod.id).requests;
+        assert_eq!(spread[&*pod.spec.name], booked);
+    }
+    drop(running);
+    until("all load is released", || bench.booked() == (0, 0, 0)).await;
 }

@@ -295,6 +295,7 @@ fn probed(name: &str, address: impl ToString) -> PodSpec {
     PodSpec {
         probe: Probe::Metrics {
             path: Arc::from("/metrics"),
+            failure_threshold: Probe::FAILURE_THRESHOLD,
         },
         ..spec(name, &address.to_string())
     }

@@ -42,4 +42,5 @@ mod shadow;
 mod telemetry;
 mod telemetry_export;
 mod telemetry_log;
+mod telemetry_refusals;
 mod telemetry_support;

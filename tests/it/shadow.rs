@@ -70,7 +70,7 @@ proptest! {
             shadow.scoring = policy.scoring;
             shadow.client_pins = policy.client_pins;
         }
-        let snapshot = Snapshot { candidates: pods };
+        let snapshot = snapshot(pods);
         let (_, opinion) = beside(&ask, &snapshot, &policy, &shadow);
         same(&opinion, &decide(&ask, &snapshot, &shadow))?;
     }
@@ -82,7 +82,7 @@ proptest! {
         policy in policies(),
         slot in 0..8_u16,
     ) {
-        let snapshot = Snapshot { candidates: pods };
+        let snapshot = snapshot(pods);
         let result = decide(&ask, &snapshot, &policy);
         let decided = Decided { policy: &policy, result: &result };
         let affinity = Affinity::Hard(id(slot));

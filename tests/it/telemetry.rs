@@ -283,7 +283,12 @@ async fn refusals_are_spans_with_their_cause() {
                 .status
                 .as_ref()
                 .map_or(StatusCode::Unset, |status| status.code());
-            (attribute(&span.attributes, fields::ERROR).unwrap(), code)
+            let error = attribute(&span.attributes, fields::ERROR).unwrap();
+            let because = attribute(&span.attributes, fields::BECAUSE);
+            assert_eq!(because.as_ref(), Some(&error));
+            let route = attribute(&span.attributes, fields::ROUTE);
+            assert_eq!(route.as_deref(), Some("refused"));
+            (error, code)
         })
         .collect();
     // A fault of the client is no fault of the server (OpenTelemetry, HTTP spans).
@@ -294,6 +299,28 @@ async fn refusals_are_spans_with_their_cause() {
             (refusal.code.to_owned(), StatusCode::Error)
         ]
     );
+}
+
+/// Whoever gives up a pick tells how its request ended, in a span of its own.
+#[test]
+fn a_pick_that_is_given_up_exports_no_span() {
+    let tracing = in_memory(1.0);
+    let picker = picker(policy(), &tracing);
+    // A long prompt waits for a blocking thread, and the only one is busy.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    let (free, busy) = std::sync::mpsc::channel::<()>();
+    runtime.spawn_blocking(move || busy.recv());
+    runtime.block_on(async {
+        let long = completion(&"word ".repeat(20_000));
+        let mut waits = Box::pin(picker.pick(head(None, None), long));
+        assert!(futures_util::poll!(waits.as_mut()).is_pending());
+        drop(waits);
+    });
+    drop(free);
+    assert!(drained(&tracing).is_empty());
 }
 
 #[tokio::test]

@@ -23,7 +23,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-type Received = (Vec<u8>, HeaderMap);
+pub(crate) type Received = (Vec<u8>, HeaderMap);
 
 struct Grpc(UnboundedSender<Received>);
 
@@ -39,7 +39,7 @@ impl TraceService for Grpc {
     }
 }
 
-async fn grpc_receiver() -> (SocketAddr, UnboundedReceiver<Received>) {
+pub(crate) async fn grpc_receiver() -> (SocketAddr, UnboundedReceiver<Received>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (sender, receiver) = mpsc::unbounded_channel();
@@ -87,7 +87,7 @@ async fn http_receiver(failures: &[u16]) -> (SocketAddr, UnboundedReceiver<Recei
     (address, receiver)
 }
 
-fn tracing(address: SocketAddr, protocol: Protocol, vars: &[(&str, &str)]) -> Tracing {
+pub(crate) fn tracing(address: SocketAddr, protocol: Protocol, vars: &[(&str, &str)]) -> Tracing {
     let file = FileSettings {
         endpoint: Some(format!("http://{address}")),
         protocol: Some(protocol),

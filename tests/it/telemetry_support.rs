@@ -80,12 +80,12 @@ pub(crate) fn rig(policy: Policy, tracing: &Tracing, pods: Vec<PodSpec>) -> Arc<
     let model = Profile::byte_estimate(ModelName::from("m"), Vec::new());
     Arc::new(Picker::new(Parts {
         encoder: Encoder::new(Profiles::new(vec![model]).unwrap(), 1 << 20),
-        observer: Observer {
+        observer: Observer::new(
             roster,
-            index: Arc::new(Index::new(Default::default())),
-            sources: Arc::new(Sources::default()),
-            default_block_size: BlockSize::new(16).unwrap(),
-        },
+            Arc::new(Index::new(Default::default())),
+            Arc::new(Sources::default()),
+            BlockSize::new(16).unwrap(),
+        ),
         ledger: Ledger::default(),
         in_force: InForce {
             policy,

@@ -14,10 +14,14 @@ use crate::fleet::{KvEventsSpec, Listed, MAX_PODS, PodSpec, Probe};
 use crate::names::{Endpoint, ModelName};
 use crate::units::{BlockSize, Blocks, Tokens};
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 /// Where an engine serves its metrics, when not said.
 const METRICS_PATH: &str = "/metrics";
+
+/// Far more misses than anybody waits for.
+const MOST_FAILURES: i64 = 100;
 
 /// The largest block: far above any engine's.
 pub(crate) const LARGEST_BLOCK: i64 = 1 << 16;
@@ -185,7 +189,7 @@ pub(crate) fn block_size(raw: &Field<Whole>, reading: &mut Reading<'_>) -> Optio
 
 /// How a pod is asked for its numbers.
 pub(super) fn probe(raw: &Field<WordOr<raw::Probe>>, reading: &mut Reading<'_>) -> Probe {
-    let path = match raw.given().map(|spot| &spot.value) {
+    let (path, failure_threshold) = match raw.given().map(|spot| &spot.value) {
         Some(WordOr::Word(_)) => {
             let off = |raw: &WordOr<raw::Probe>| match raw {
                 WordOr::Word(text) => values::word(text, &[("off", Probe::Off)]),
@@ -193,10 +197,18 @@ pub(super) fn probe(raw: &Field<WordOr<raw::Probe>>, reading: &mut Reading<'_>) 
             };
             return reading.or(raw, Probe::Off, off);
         }
-        Some(WordOr::Section(section)) => {
-            reading.or(&section.path, Arc::from(METRICS_PATH), values::url_path)
-        }
-        None => Arc::from(METRICS_PATH),
+        Some(WordOr::Section(section)) => (
+            reading.or(&section.path, Arc::from(METRICS_PATH), values::url_path),
+            reading
+                .optional(&section.failure_threshold, |value| {
+                    values::whole(value, 1, MOST_FAILURES)
+                })
+                .and_then(NonZeroU32::new),
+        ),
+        None => (Arc::from(METRICS_PATH), None),
     };
-    Probe::Metrics { path }
+    Probe::Metrics {
+        path,
+        failure_threshold: failure_threshold.unwrap_or(Probe::FAILURE_THRESHOLD),
+    }
 }

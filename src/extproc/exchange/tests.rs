@@ -59,6 +59,14 @@ impl Follow for Trail {
 impl PickPods for StandIn {
     type Flight = Trail;
 
+    fn ended_early(&self, arrival: &Arrival, how: Ended<'_>) {
+        let trace = arrival.trace_parent.as_deref().unwrap_or("no trace");
+        self.log.lock().push(match how {
+            Ended::Refused(refusal) => format!("refused {} {trace}", refusal.code),
+            Ended::Aborted => format!("aborted {trace}"),
+        });
+    }
+
     fn ready(&self) -> bool {
         true
     }
@@ -117,7 +125,12 @@ impl Bench {
     fn open(&self, request: BodyMode, response: BodyMode) -> Gateway {
         let (send, receive) = mpsc::unbounded_channel();
         let inbound = UnboundedReceiverStream::new(receive);
-        let answers = Exchange::answers(inbound, Arc::clone(&self.shared));
+        let arrival = Arrival {
+            at: std::time::Instant::now(),
+            trace_parent: Some("00-gateway".into()),
+            trace_state: None,
+        };
+        let answers = Exchange::answers(inbound, Arc::clone(&self.shared), arrival);
         Gateway {
             send: Some(send),
             modes: Some(Modes { request, response }),
@@ -335,7 +348,7 @@ async fn dropping_the_stream_while_a_pick_waits_drops_the_pick() {
     gateway.settle().await;
     assert_eq!(bench.log(), ["pick Some(\"{}\")"]);
     drop(gateway);
-    assert_eq!(bench.log()[1], "pick dropped");
+    assert_eq!(bench.log()[1..], ["aborted no trace", "pick dropped"]);
     assert_eq!(bench.free_permits(), LIMITS.held_requests);
 }
 
@@ -350,7 +363,7 @@ async fn a_client_that_leaves_cancels_its_waiting_pick_and_the_stream_does_not_e
     assert_eq!(status.message(), "stream_ended_early");
     assert!(gateway.answers.next().await.is_none());
     drop(gateway);
-    assert_eq!(bench.log()[1], "pick dropped");
+    assert_eq!(bench.log()[1..], ["aborted no trace", "pick dropped"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -367,6 +380,7 @@ async fn a_stalled_body_is_a_408_after_the_pause_and_not_before() {
     assert_eq!((refusal.status, refusal.code), (408, "body_timeout"));
     assert_eq!(began.elapsed().as_secs(), 19);
     assert_eq!(bench.counters().refusals(), [("body_timeout", 408, 1)]);
+    assert_eq!(bench.log(), ["refused body_timeout no trace"], "told once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -396,7 +410,9 @@ async fn a_pick_that_takes_too_long_is_a_504_and_is_dropped() {
     gateway.request("{}");
     assert_eq!(gateway.refusal().await.code, "decision_timeout");
     assert_eq!(began.elapsed().as_secs(), 5);
-    assert_eq!(bench.log()[1], "pick dropped");
+    drop(gateway);
+    let refused = "refused decision_timeout no trace";
+    assert_eq!(bench.log()[1..], [refused, "pick dropped"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -418,6 +434,8 @@ async fn a_refusal_of_the_picker_reaches_the_client_and_ends_the_stream() {
     gateway.request("{}");
     assert_eq!(gateway.refusal().await.code, "no_decode_pod");
     assert_eq!(bench.counters().refusals(), [("no_decode_pod", 503, 1)]);
+    drop(gateway);
+    assert_eq!(bench.log().len(), 1, "the picker tells its own refusals");
 }
 
 #[tokio::test(start_paused = true)]
@@ -487,7 +505,8 @@ async fn a_cut_refuses_what_waits_and_breaks_what_runs() {
     assert!(runs.answers.next().await.is_none());
     drop((waits, runs));
     assert_eq!(bench.counters().cut.get(), 2);
-    assert_eq!(bench.log()[1..], ["flight gone"]);
+    let refused = "refused shutting_down no trace";
+    assert_eq!(bench.log()[1..], [refused, "flight gone"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -535,7 +554,8 @@ async fn a_body_that_is_not_what_its_encoding_says_is_a_400() {
     let refusal = gateway.refusal().await;
     assert_eq!(refusal.status, 400);
     assert!(refusal.message.contains("gzip"));
-    assert!(bench.log().is_empty());
+    let told = format!("refused {} no trace", refusal.code);
+    assert_eq!(bench.log(), [told]);
 }
 
 #[tokio::test(start_paused = true)]

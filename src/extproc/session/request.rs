@@ -5,7 +5,7 @@
 //! Invariant: a request asks for one pick, and what is held until then is bounded.
 
 use super::{
-    Action, Actions, Answers, End, Event, Picking, Request, Session, Trailers, ignored,
+    Action, Actions, Answers, Close, End, Event, Picking, Request, Session, Trailers, ignored,
     request_chunk, send_chunks,
 };
 use crate::extproc::body::Body;
@@ -164,6 +164,17 @@ impl Session {
         });
         let body = (!bytes.is_empty()).then_some(bytes);
         smallvec![Action::Pick { head, body }]
+    }
+
+    /// Nothing is chosen, because nothing of it would reach the request, and nothing is booked,
+    /// because it may run on any pod. The end of the stream tells the gateway that no more
+    /// messages are needed.
+    pub(super) fn shown(&mut self) -> Actions {
+        if !matches!(self.request, Request::Fresh) {
+            return ignored();
+        }
+        self.request = Request::Answered;
+        smallvec![Action::Count(Event::OnlyShown), Action::Close(Close::Ok)]
     }
 
     pub(super) fn unsupported(&mut self) -> Actions {

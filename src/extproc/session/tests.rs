@@ -636,6 +636,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(bytes, end)| Incoming::ResponseBody { bytes, end }),
         1 => Just(Incoming::ResponseTrailers),
         1 => Just(Incoming::Other),
+        1 => Just(Incoming::Shown),
     ];
     prop_oneof![
         10 => message.prop_map(Step::Message),

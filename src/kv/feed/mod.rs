@@ -62,7 +62,7 @@ pub struct Feed {
 /// Must be called within a Tokio runtime.
 #[must_use]
 pub fn spawn(index: Arc<Index>, pod: PodId, source: FeedSource) -> Feed {
-    let stats = Arc::new(Stats::default());
+    let stats = Arc::new(Stats::new(index.changes()));
     let follower = Follower::new(index, pod, source, Arc::clone(&stats));
     let task = tokio::spawn(follower.run()).abort_handle();
     Feed { stats, task }

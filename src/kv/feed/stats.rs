@@ -5,6 +5,7 @@
 //! Invariant: counters only grow.
 
 use crate::kv::index::Applied;
+use crate::revision::Revision;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -58,11 +59,23 @@ pub(super) enum State {
 pub(super) struct Stats {
     state: AtomicU8,
     counters: Mutex<(FeedStats, Option<Instant>)>,
+    /// Told when the state changes.
+    revision: Revision,
 }
 
 impl Stats {
+    pub(super) fn new(revision: Revision) -> Stats {
+        Stats {
+            revision,
+            ..Stats::default()
+        }
+    }
+
     pub(super) fn set_state(&self, state: State) {
-        self.state.store(state as u8, Ordering::Release);
+        let before = self.state.swap(state as u8, Ordering::AcqRel);
+        if before != state as u8 {
+            self.revision.bump();
+        }
     }
 
     pub(super) fn state(&self) -> State {

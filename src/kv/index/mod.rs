@@ -24,6 +24,7 @@ pub use overlaps::Overlaps;
 use crate::blocks::{BlockChain, BlockKey};
 use crate::kv::event::Batch;
 use crate::names::PodId;
+use crate::revision::Revision;
 use crate::units::BlockSize;
 use arc_swap::ArcSwap;
 use lanes::{LaneTable, PodLanes, Registry};
@@ -135,6 +136,7 @@ struct Shared {
     table: ArcSwap<LaneTable>,
     memberships: AtomicU64,
     keys: AtomicU64,
+    revision: Revision,
 }
 
 impl Shared {
@@ -147,6 +149,7 @@ impl Shared {
         let mut registry = self.registry.lock();
         let table = registry.set(pod, entry);
         self.table.store(Arc::new(table));
+        self.revision.bump();
     }
 
     /// Adds a difference, in two's complement.
@@ -186,6 +189,7 @@ impl Index {
                 table: ArcSwap::default(),
                 memberships: AtomicU64::new(0),
                 keys: AtomicU64::new(0),
+                revision: Revision::default(),
             },
             pods: RwLock::default(),
         }
@@ -274,6 +278,18 @@ impl Index {
     #[must_use]
     pub fn block_size(&self, pod: PodId) -> Option<BlockSize> {
         self.shared.table.load().pod(pod)?.block_size
+    }
+
+    /// Grows whenever a pod's block size, or the state of the feed that fills it, changes. The blocks
+    /// themselves have no part in it.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.shared.revision.get()
+    }
+
+    /// What a feed tells of its state's changes.
+    pub(super) fn changes(&self) -> Revision {
+        self.shared.revision.clone()
     }
 
     /// Looks a prompt up for all pods in one pass; `chains` holds it once per block size.

@@ -33,7 +33,7 @@ impl Record {
         verdict.decode = Some(named(&self.decode_pod, &self.decode));
         let prefill = self.prefill_pod.as_ref().zip(self.prefill.as_ref());
         verdict.prefill = prefill.map(|(name, endpoint)| named(name, endpoint));
-        let shadow = self.shadow.as_ref().map(|shadow| {
+        let shadow = self.shadow.get().map(|shadow| {
             let mut verdict = match shadow.verdict {
                 Ok(because) => Verdict::routed(because, shadow.rule, &[]),
                 Err(cause) => Verdict::refused(cause, shadow.rule),

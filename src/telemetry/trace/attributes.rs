@@ -9,6 +9,7 @@ use crate::decide::{Considered, Decision, Pick};
 use crate::telemetry::explanation::flip_sentence;
 use crate::telemetry::fields;
 use crate::telemetry::record::{Facts, check_line};
+use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::wire::SpanBytes;
 
 /// Writes a decision.
@@ -19,13 +20,6 @@ pub(super) fn decision(span: &mut SpanBytes, decision: &Decision, facts: &Facts)
     if let Some(flip) = &facts.flip {
         span.text(fields::FLIP, &flip_sentence(flip));
     }
-    if let Some(shadow) = &facts.shadow {
-        span.text(fields::SHADOW_POLICY, &shadow.policy);
-        span.text(fields::SHADOW_ROUTE, shadow.words.route);
-        span.text(fields::SHADOW_BECAUSE, shadow.words.because);
-        span.flag(fields::SHADOW_BYPASS, shadow.words.bypass);
-        span.flag(fields::SHADOW_AGREES, shadow.agrees);
-    }
     if !decision.checks.is_empty() {
         let lines: Vec<String> = decision.checks.iter().map(check_line).collect();
         span.texts(fields::CHECKS, &lines);
@@ -33,6 +27,15 @@ pub(super) fn decision(span: &mut SpanBytes, decision: &Decision, facts: &Facts)
             check_numbers(span, check);
         }
     }
+}
+
+/// Writes what the shadow says of it.
+pub(super) fn shadow(span: &mut SpanBytes, shadow: &ShadowFacts) {
+    span.text(fields::SHADOW_POLICY, &shadow.policy);
+    span.text(fields::SHADOW_ROUTE, shadow.words.route);
+    span.text(fields::SHADOW_BECAUSE, shadow.words.because);
+    span.flag(fields::SHADOW_BYPASS, shadow.words.bypass);
+    span.flag(fields::SHADOW_AGREES, shadow.agrees);
 }
 
 fn request(span: &mut SpanBytes, decision: &Decision, facts: &Facts) {

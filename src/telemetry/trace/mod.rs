@@ -2,7 +2,8 @@
 //!
 //! Lives here: [`Tracing`], [`PickSpan`]; below, the bytes, the queue and the exporter.
 //! Never here: waiting. Export trouble drops spans and counts them; it never holds a request.
-//! Invariant: a span that is not sampled costs no attribute.
+//! Invariant: a span that is not sampled costs no attribute; one whose end nobody told is not exported, because
+//! whoever ended the request tells it in another.
 //!
 //! Spans are written as OTLP's own bytes while the request goes on, rather than built as objects by
 //! OpenTelemetry's SDK and converted later: with some seventy attributes per request, building, moving and
@@ -22,6 +23,7 @@ pub use queue::ExportStats;
 use crate::decide::Decision;
 use crate::telemetry::fields;
 use crate::telemetry::record::{Facts, Usage};
+use crate::telemetry::shadow::ShadowFacts;
 use crate::telemetry::trace::queue::{Entry, Queue};
 use crate::telemetry::trace::settings::{Parent, QueueSettings, Sampling, TraceSettings};
 use crate::telemetry::trace::turns::Turns;
@@ -187,6 +189,7 @@ impl Tracing {
             began,
             start,
             status: None,
+            told: false,
         })))
     }
 }
@@ -204,7 +207,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The span of one request; ends when dropped.
+/// The span of one request; ends when dropped, and is exported if it was told how the request ended.
 #[derive(Debug)]
 pub struct PickSpan(State);
 
@@ -231,6 +234,8 @@ struct Recording {
     /// The same moment, in nanoseconds since 1970.
     start: u64,
     status: Option<u16>,
+    /// Whether it was said how the request ended.
+    told: bool,
 }
 
 impl PickSpan {
@@ -309,10 +314,18 @@ impl PickSpan {
         });
     }
 
+    /// Writes what the policy in the shadow would have done.
+    pub fn beside(&mut self, shadow: &ShadowFacts) {
+        self.write(|_, span| attributes::shadow(span, shadow));
+    }
+
     /// Writes a refusal and marks the span as failed.
     pub fn refused(&mut self, status: u16, code: &'static str) {
         self.write(|recording, span| {
             recording.status = Some(status);
+            recording.told = true;
+            span.text(fields::ROUTE, "refused");
+            span.text(fields::BECAUSE, code);
             span.text(fields::ERROR, code);
             span.text(fields::END, "refused");
             if 500 <= status {
@@ -337,6 +350,7 @@ impl PickSpan {
     /// Notes how the request ended and what the engine said it used.
     pub fn ended(&mut self, end: &'static str, usage: &Usage) {
         self.write(|recording, span| {
+            recording.told = true;
             let mut said: SmallVec<[(&str, Value<'_>); 4]> = SmallVec::new();
             said.push((fields::END, Value::Text(end)));
             for (key, value) in [
@@ -392,7 +406,9 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        if let Some(mut span) = self.span.take() {
+        if let Some(mut span) = self.span.take()
+            && self.told
+        {
             if let Some(status) = self.status {
                 span.int(fields::STATUS, u64::from(status));
             }

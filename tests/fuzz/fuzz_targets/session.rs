@@ -75,7 +75,7 @@ fn head(u: &mut Unstructured<'_>) -> Result<Box<Head>> {
 impl<'a> Arbitrary<'a> for Step {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
         let end = u.arbitrary()?;
-        Ok(Step::Message(match u.int_in_range(0..=11)? {
+        Ok(Step::Message(match u.int_in_range(0..=12)? {
             0 => Incoming::RequestHeaders {
                 head: head(u)?,
                 end,
@@ -99,6 +99,7 @@ impl<'a> Arbitrary<'a> for Step {
             8 => return Ok(Step::PickRefused),
             9 => return Ok(Step::Expired),
             10 => return Ok(Step::MessageTooLong),
+            11 => Incoming::Shown,
             _ => return Ok(Step::Picked),
         }))
     }
