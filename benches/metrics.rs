@@ -35,9 +35,10 @@ async fn main() {
         times.push(began.elapsed());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    let first = times[0];
     times.sort();
     println!(
-        "/metrics at {PODS} pods: {size} bytes; median {:?}, 90 % within {:?}, longest {:?}",
+        "/metrics at {PODS} pods: {size} bytes; first {first:?}, median {:?}, 90 % within {:?}, longest {:?}",
         times[ROUNDS / 2],
         times[ROUNDS * 9 / 10],
         times[ROUNDS - 1],

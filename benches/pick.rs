@@ -44,9 +44,11 @@ use std::time::{Duration, Instant};
 
 const ROUNDS: usize = 5_000;
 const PROMPT: usize = 1_000;
+/// How long reports are believed.
+const FAR: Duration = Duration::from_secs(3600);
 
 fn main() {
-    let stages_head = ["pods", "look", "loads", "decide", "book"];
+    let stages_head = ["pods", "look", "look anew", "loads", "decide", "book"];
     let whole_head = ["pick", "near", "far", "settle near", "settle far"];
     let cell = |text: &str| format!("{text:>12}");
     let head = stages_head.iter().chain(&whole_head);
@@ -80,9 +82,8 @@ fn picker(pods: u16) -> Picker {
         block_size: BlockSize::new(16),
         ..Reported::default()
     };
-    let far = Duration::from_secs(3600);
     for pod in &roster.view().pods {
-        pod.status().set_age_limit(far);
+        pod.status().set_age_limit(FAR);
         pod.status().record(&report, Instant::now());
     }
     Picker::new(Parts {
@@ -107,14 +108,15 @@ fn picker(pods: u16) -> Picker {
     })
 }
 
-/// Median nanoseconds of looking, reading loads, deciding, booking.
-fn stages(pods: u16) -> [u64; 4] {
+/// Median nanoseconds of looking, looking after something about a pod has changed, reading loads,
+/// deciding, booking.
+fn stages(pods: u16) -> [u64; 5] {
     let picker = picker(pods);
     let (observer, policy) = (picker.observer(), policy());
     let ledger = Ledger::default();
     let prompts: Vec<BlockChain> = (0..64).map(prompt).collect();
     let mut running = VecDeque::new();
-    let mut times: [Vec<u64>; 4] = Default::default();
+    let mut times: [Vec<u64>; 5] = Default::default();
     let mut ask = ask();
     for round in 0..ROUNDS + usize::from(pods) * 8 {
         ask.draw = mix(round as u64);
@@ -143,8 +145,13 @@ fn stages(pods: u16) -> [u64; 4] {
         running.push_back(booking);
         if usize::from(pods) * 8 < running.len() {
             running.pop_front();
+            let pods = &observer.roster.view().pods;
+            pods[round % pods.len()].status().set_age_limit(FAR);
+            let again = Instant::now();
+            black_box(observer.look(&[], chains, again));
             let spans = [
                 looked - began,
+                again.elapsed(),
                 loaded - looked,
                 decided - loaded,
                 booked - decided,

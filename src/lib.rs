@@ -18,12 +18,12 @@
 //! | 2 | [`observe`] | roster, overlaps, reports and loads become one snapshot | layer 1 |
 //! | 2 | [`route`] | a decision becomes header edits | [`decide`] |
 //! | 2 | [`config`] | files become valid types | [`decide`], [`fleet`] |
-//! | 2 | [`telemetry`] | a decision becomes span, metrics, record | [`decide`], [`route`] |
+//! | 2 | [`telemetry`] | a decision becomes span, metrics, record | [`decide`] |
 //! | 3 | [`pick`] | a request becomes a plan and a booking | layers 1 and 2 |
-//! | 4 | [`extproc`] | Envoy's protocol | [`pick`], [`route`], [`telemetry`] |
+//! | 4 | [`extproc`] | Envoy's protocol | [`pick`], [`route`] |
 //! | 4 | [`admin`] | the admin port | [`pick`], [`telemetry`], [`config`] |
 //! | 4 | [`engine`] | the simulated engine pod | [`prompt`], [`kv`] |
-//! | 5 | [`app`] | everything put together | everything |
+//! | 5 | [`app`] | everything put together | all but [`cli`], [`engine`] |
 //! | 5 | [`cli`] | the command line | [`app`], [`engine`], [`config`] |
 
 pub mod admin;

@@ -10,7 +10,7 @@ use crate::decide::board::{Board, Member};
 use crate::decide::snapshot::{KvSource, Snapshot};
 use crate::fleet::{Pod, Roster, View};
 use crate::kv::feed::Feed;
-use crate::kv::index::{Index, Overlaps};
+use crate::kv::index::{Heard, Index, Overlaps};
 use crate::load::Loads;
 use crate::names::{ModelName, PodId};
 use crate::revision::Revision;
@@ -18,7 +18,7 @@ use crate::units::BlockSize;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Feeds by slot, each with the incarnation it follows.
 type BySlot = Vec<Option<(PodId, Arc<Feed>)>>;
@@ -75,10 +75,19 @@ pub struct Observer {
     last: ArcSwapOption<Seen>,
 }
 
+/// Pods of a fleet that is looked at anew with every report of an engine. In a larger one that is a
+/// thousand times a second and most of the work, and a report may wait for [`REPORTS_WAIT`].
+const FEW: usize = 64;
+/// How much older than its engine says a report may be in a large fleet: nothing beside the second
+/// between two reports.
+const REPORTS_WAIT: Duration = Duration::from_millis(10);
+
 /// What does not depend on the request, as it was when `stamp` was read.
 #[derive(Debug)]
 struct Seen {
     stamp: [u64; 3],
+    reports: u64,
+    at: Instant,
     /// From then on some engine's report is too old.
     expires: Option<Instant>,
     view: Arc<View>,
@@ -86,8 +95,11 @@ struct Seen {
 }
 
 impl Seen {
-    fn holds(&self, stamp: [u64; 3], now: Instant) -> bool {
-        self.stamp == stamp && self.expires.is_none_or(|expires| now < expires)
+    fn holds(&self, stamp: [u64; 3], reports: u64, now: Instant) -> bool {
+        let few = self.view.pods.len() <= FEW;
+        self.stamp == stamp
+            && self.expires.is_none_or(|expires| now < expires)
+            && (self.reports == reports || (!few && now < self.at + REPORTS_WAIT))
     }
 }
 
@@ -156,17 +168,22 @@ impl Observer {
             self.index.revision(),
             self.sources.revision.get(),
         ];
+        let reports = self.roster.reports();
         if let Some(seen) = &*self.last.load()
-            && seen.holds(stamp, now)
+            && seen.holds(stamp, reports, now)
         {
             return Arc::clone(seen);
         }
         let view = self.roster.view();
         let sources = self.sources.feeds.load();
-        let members = view.pods.iter().map(|pod| self.member(pod, &sources, now));
+        let heard = self.index.heard();
+        let member = |pod: &Arc<Pod>| self.member(pod, (&heard, &sources), now);
+        let members = view.pods.iter().map(member);
         let expires = view.pods.iter().filter_map(|pod| pod.report_expires());
         let seen = Arc::new(Seen {
             stamp,
+            reports,
+            at: now,
             expires: expires.filter(|expires| now < *expires).min(),
             board: Arc::new(Board::new(members.collect())),
             view,
@@ -175,15 +192,14 @@ impl Observer {
         seen
     }
 
-    fn member(&self, pod: &Pod, sources: &BySlot, now: Instant) -> Member {
+    fn member(&self, pod: &Pod, (heard, sources): (&Heard, &BySlot), now: Instant) -> Member {
         Member {
             pod: pod.id,
             endpoint: pod.spec.endpoint,
             role: pod.spec.role,
             availability: pod.availability(),
             local_prefill: pod.spec.local_prefill,
-            block_size: self
-                .index
+            block_size: heard
                 .block_size(pod.id)
                 .or_else(|| pod.block_size())
                 .unwrap_or(self.default_block_size),

@@ -6,9 +6,8 @@
 //! for as long as it is asked alike.
 
 use crate::decide::snapshot::{Availability, Capacity, EngineReport, LocalPrefill, Role};
-use crate::fleet::status::Status;
+use crate::fleet::status::{Changed, Status};
 use crate::names::{Endpoint, ModelName, PodId};
-use crate::revision::Revision;
 use crate::units::{BlockSize, Blocks, Tokens};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -112,9 +111,9 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// A pod seen for the first time; `revision` is told of what is seen of it.
-    pub(crate) fn new(id: PodId, spec: PodSpec, revision: Revision) -> Pod {
-        let status = Arc::new(Status::new(initial(&spec.probe), revision));
+    /// A pod seen for the first time; `changes` are told of what is seen of it.
+    pub(crate) fn new(id: PodId, spec: PodSpec, changes: Changed) -> Pod {
+        let status = Arc::new(Status::new(initial(&spec.probe), changes));
         Pod { id, spec, status }
     }
 

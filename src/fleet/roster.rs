@@ -9,8 +9,8 @@ use crate::decide::snapshot::Serving;
 use crate::fleet::kubernetes::Watches;
 use crate::fleet::pod::{Pod, PodSpec};
 use crate::fleet::serving::ByModel;
+use crate::fleet::status::Changed;
 use crate::names::{Endpoint, ModelName, PodId};
-use crate::revision::Revision;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
@@ -99,7 +99,7 @@ pub struct Roster {
     view: ArcSwap<View>,
     slots: Mutex<Slots>,
     watches: Arc<Watches>,
-    revision: Revision,
+    changes: Changed,
 }
 
 impl Roster {
@@ -115,10 +115,16 @@ impl Roster {
         self.view.load_full()
     }
 
-    /// Grows with every change of the pods or of what was seen of them.
+    /// Grows with every change of the pods and of whether they can take requests.
     #[must_use]
     pub fn revision(&self) -> u64 {
-        self.revision.get()
+        self.changes.pods.get()
+    }
+
+    /// Grows with every report of an engine.
+    #[must_use]
+    pub fn reports(&self) -> u64 {
+        self.changes.reports.get()
     }
 
     /// How well the cluster that the pods come from is followed; empty without one.
@@ -173,7 +179,7 @@ impl Roster {
         for spec in fresh {
             match slots.take() {
                 Some(id) => {
-                    let pod = Arc::new(Pod::new(id, spec, self.revision.clone()));
+                    let pod = Arc::new(Pod::new(id, spec, self.changes.clone()));
                     changes.added.push(Arc::clone(&pod));
                     pods.push(pod);
                 }
@@ -182,7 +188,7 @@ impl Roster {
         }
         if !changes.is_empty() {
             self.view.store(Arc::new(view(pods)));
-            self.revision.bump();
+            self.changes.pods.bump();
         }
         changes
     }

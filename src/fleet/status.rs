@@ -35,6 +35,16 @@ pub struct Reported {
     pub prefix_caching: PrefixCaching,
 }
 
+/// Who is told of changes. Engines report all the time, and it is no matter whether a report is read a
+/// moment later; anything else about a pod is.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Changed {
+    /// Which pods there are, what is declared of them, whether they can take requests.
+    pub(crate) pods: Revision,
+    /// What engines say of themselves.
+    pub(crate) reports: Revision,
+}
+
 /// What was seen of one incarnation of a pod.
 #[derive(Debug)]
 pub struct Status {
@@ -55,11 +65,11 @@ pub struct Status {
     prefix_caching: AtomicU8,
     epoch: Instant,
     /// Told of every change.
-    revision: Revision,
+    changes: Changed,
 }
 
 impl Status {
-    pub(crate) fn new(availability: Availability, revision: Revision) -> Status {
+    pub(crate) fn new(availability: Availability, changes: Changed) -> Status {
         Status {
             availability: AtomicU8::new(code(availability)),
             heard: AtomicU64::new(NEVER),
@@ -71,7 +81,7 @@ impl Status {
             prefix_caching: AtomicU8::new(0),
             // tokio's clock, so that a paused one in a test is paused here too.
             epoch: tokio::time::Instant::now().into_std(),
-            revision,
+            changes,
         }
     }
 
@@ -90,7 +100,7 @@ impl Status {
             block_size: AtomicU32::new(self.block_size.load(relaxed)),
             prefix_caching: AtomicU8::new(self.prefix_caching.load(relaxed)),
             epoch: self.epoch,
-            revision: self.revision.clone(),
+            changes: self.changes.clone(),
         }
     }
 
@@ -125,7 +135,7 @@ impl Status {
     fn changed(&self, before: u8, to: Availability) -> Availability {
         let before = availability(before);
         if before != to {
-            self.revision.bump();
+            self.changes.pods.bump();
         }
         before
     }
@@ -133,7 +143,7 @@ impl Status {
     /// Sets how long a report is believed.
     pub fn set_age_limit(&self, limit: Duration) {
         self.age_limit.store(millis(limit), Ordering::Relaxed);
-        self.revision.bump();
+        self.changes.pods.bump();
     }
 
     /// Records what the engine said at `now`.
@@ -142,7 +152,7 @@ impl Status {
     /// leaves the last report to age. Capacities are kept until the engine reports others.
     pub fn record(&self, reported: &Reported, now: Instant) {
         self.note(reported, now);
-        self.revision.bump();
+        self.changes.reports.bump();
     }
 
     fn note(&self, reported: &Reported, now: Instant) {

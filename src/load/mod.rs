@@ -149,6 +149,14 @@ impl Ledger {
         self.books.lock().pods.load(pod)
     }
 
+    /// What each of `pods` is charged at one moment, as [`Ledger::load`] says it: one turn at the lock
+    /// that decisions take too, not one for each pod.
+    #[must_use]
+    pub fn loads(&self, pods: impl IntoIterator<Item = PodId>) -> Vec<PodLoad> {
+        let books = self.books.lock();
+        pods.into_iter().map(|pod| books.pods.load(pod)).collect()
+    }
+
     /// Drops what `pod` was charged and its sessions. Bookings on it stay valid and release nothing.
     pub fn forget(&self, pod: PodId) {
         self.books.lock().pods.forget(pod);

@@ -90,11 +90,12 @@ impl Picker {
         let now = Instant::now();
         let observation = self.observer.look(&[], &[], now);
         let in_force = self.in_force();
-        observation
-            .snapshot
+        let snapshot = &observation.snapshot;
+        let loads = self.ledger.loads(snapshot.board().ids().iter().copied());
+        snapshot
             .candidates()
-            .map(|candidate| {
-                let load = self.ledger.load(candidate.pod);
+            .zip(loads)
+            .map(|(candidate, load)| {
                 let (waiting, running, kv_usage) = match candidate.engine {
                     EngineReport::None => (None, None, None),
                     EngineReport::Fresh {

@@ -20,6 +20,10 @@ use std::time::{Duration, Instant};
 const PODS: u8 = 4;
 const NAMES: [&str; 4] = ["m", "n", "lora", "nobody's"];
 const DEFAULT: u32 = 64;
+/// Pods beside those that change, where the fleet is large.
+const CROWD: u8 = 64;
+/// How long a report may wait there for the next look; nothing else waits.
+const REPORTS_WAIT: Duration = Duration::from_millis(10);
 
 /// A pod as a list has it. Index, and small numbers for what it may be.
 #[derive(Clone, Debug)]
@@ -174,10 +178,11 @@ struct World {
     old: Observer,
     now: Instant,
     stored: u64,
+    crowd: Vec<PodSpec>,
 }
 
 impl World {
-    fn new() -> World {
+    fn new(crowd: u8) -> World {
         let (roster, index) = (
             Arc::new(Roster::new()),
             Arc::new(Index::new(Default::default())),
@@ -190,6 +195,12 @@ impl World {
             sources,
             now: Instant::now(),
             stored: 0,
+            crowd: (0..crowd)
+                .map(|at| {
+                    let address = format!("10.0.1.{at}:80");
+                    crate::telemetry_support::pod(&format!("x{at}"), &address, Role::Decode)
+                })
+                .collect(),
         }
     }
 
@@ -212,9 +223,9 @@ impl World {
         let status = |pod: u8| view.pods.get(usize::from(pod)).map(|pod| pod.status());
         match step {
             Step::List(listings) => {
-                let changes = self
-                    .roster
-                    .apply(listings.iter().map(Listing::spec).collect());
+                let listed = listings.iter().map(Listing::spec);
+                let all = listed.chain(self.crowd.iter().cloned());
+                let changes = self.roster.apply(all.collect());
                 changes
                     .added
                     .iter()
@@ -307,10 +318,11 @@ fn look(observer: &Observer, names: &[ModelName], now: Instant) -> Observation {
     observer.look(&names, &chains, now)
 }
 
-/// All that a decision sees of the pods.
+/// All that a decision sees of the pods that change.
 fn seen(observation: &Observation) -> Vec<String> {
     let candidates = observation.snapshot.candidates();
-    candidates.map(|pod| format!("{pod:?}")).collect()
+    let those = candidates.take(usize::from(PODS) + 1);
+    those.map(|pod| format!("{pod:?}")).collect()
 }
 
 /// Who serves a request under `names`, pod by pod.
@@ -339,13 +351,18 @@ proptest! {
     #[test]
     fn an_observer_that_has_looked_before_sees_what_a_new_one_sees(
         steps in steps(),
+        large in prop::bool::weighted(0.2),
         names in prop::collection::vec(prop::collection::vec(0..NAMES.len(), 0..3), 1..4),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let _inside = runtime.enter();
-        let mut world = World::new();
+        let mut world = World::new(if large { CROWD } else { 0 });
+        world.step(&Step::List(Vec::new()));
         for step in steps {
             world.step(&step);
+            if large && matches!(step, Step::Report(..)) {
+                world.now += REPORTS_WAIT;
+            }
             let new = observer(&world.roster, &world.index, &world.sources);
             let view = world.roster.view();
             for names in &names {
@@ -391,7 +408,7 @@ impl Drop for Onlooker {
 }
 
 fn one_pod() -> (World, Arc<Observer>) {
-    let world = World::new();
+    let world = World::new(0);
     let listing = Listing {
         pod: 0,
         uid: 0,

@@ -37,6 +37,9 @@ export function close() {
 }
 
 export async function open(id) {
+  // First, because a dialog is laid out as it opens.
+  const path = `/v1/decisions/${encodeURIComponent(id)}`;
+  const asked = [api.get(path), api.get(`${path}/candidates`).catch(() => null)];
   const dialog = $("decision");
   if (!dialog.open) {
     back = document.activeElement;
@@ -45,8 +48,6 @@ export async function open(id) {
   }
   wanted = id;
   $("decision-title").textContent = "Decision";
-  const path = `/v1/decisions/${encodeURIComponent(id)}`;
-  const asked = [api.get(path), api.get(`${path}/candidates`).catch(() => null)];
   const known = brief(id);
   $("decision-body").replaceChildren(...(known ? [reason(known), flow(known)] : []), el("p", { class: "note", text: "Loading" }));
   $("decision-title").focus();
@@ -175,7 +176,7 @@ function table({ pods, left_out: leftOut }, id) {
     found.textContent = text;
   };
   put(pods);
-  if (ROWS < all) count(`${ROWS} of ${plural(all, "pod")}: the chosen ones, then those of least cost.`);
+  if (ROWS < all) count(first(all));
   return el("section", {},
     el("div", { class: "panel-head" }, el("h3", { text: "Every pod, as it was seen" }), ROWS < all ? find(id, { pods, all }, put, count) : null),
     ROWS < all ? found : null,
@@ -183,6 +184,8 @@ function table({ pods, left_out: leftOut }, id) {
       el("span", { class: "plain", text: "Costs are in KV blocks; the cheapest pod of a column is chosen for it." })),
     el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Every pod, as it was seen" }, grid));
 }
+
+const first = (all) => `${ROWS} of ${plural(all, "pod")}: the chosen ones, then those of least cost.`;
 
 /** A field that finds pods by name among all of a large fleet; they are asked for when it is used. */
 function find(id, { pods, all }, put, count) {
@@ -196,8 +199,8 @@ function find(id, { pods, all }, put, count) {
       const some = text ? known.filter((pod) => pod.pod.toLowerCase().includes(text)) : pods;
       if (!input.isConnected) return;
       put(some);
-      const shown = Math.min(ROWS, some.length);
-      count(text ? (some.length ? `${number(shown)} of ${plural(some.length, "pod")} with “${text}”` : `No pod with “${text}”`) : `${ROWS} of ${plural(all, "pod")}: the chosen ones, then those of least cost.`);
+      const matches = some.length ? `${plural(some.length, "pod")} with “${text}”` : `No pod with “${text}”`;
+      count(text ? `${ROWS < some.length ? `${ROWS} of ` : ""}${matches}` : first(all));
     } catch (error) {
       every = null;
       count(`${error.message}: only these ${ROWS} pods are known.`);

@@ -1,13 +1,15 @@
 // The live list of decisions, the reasons behind them, and the figures at the top.
 //
-// At hundreds of decisions a second the list is written at most once per frame, from a ring of ROWS, and
-// not at all while it cannot be seen. While somebody is in it, it stands still, and the picker is asked to
-// remember what its decisions were made from.
+// At hundreds of decisions a second the list is written at most once per frame, from a ring of ROWS; only
+// those at its top while nobody scrolls, and none while it cannot be seen. While somebody is in it, it stands
+// still, and the picker is asked to remember what its decisions were made from.
 import { $, clock, el, milliseconds, number, percent, plural, share, throttled } from "/page/dom.js";
 import * as api from "/page/api.js";
 import { kind, meaning, settings, tag } from "/page/words.js";
 
 const ROWS = 500;
+/** Rows that are written while the list moves and its top is in view: more than fit there. */
+const TOP = 40;
 /** Decisions kept for filters and figures. */
 const KEPT = 2000;
 /** Decisions that the reasons are counted over. */
@@ -111,17 +113,24 @@ function outcomeCells(one, row) {
   row.cells[8].textContent = one.end ? `${one.end === "completed" ? "" : `${one.end} `}${one.status ?? ""}`.trim() || one.end : "running";
 }
 
+/** Names that are too long lose their beginning: pods of one deployment differ at the end. */
+function podsCell(one) {
+  const name = (text) => el("span", { class: "tail" }, el("bdi", { text }));
+  const names = one.prefill_pod ? [name(one.prefill_pod), el("span", { text: " → " }), name(one.decode_pod)] : [name(one.decode_pod)];
+  return el("td", { title: names.map((part) => part.textContent).join("") }, el("div", { class: "pod-names" }, ...names));
+}
+
 function rowOf(one) {
-  const pods = one.prefill_pod ? `${one.prefill_pod} → ${one.decode_pod}` : one.decode_pod;
   const cell = (text, name) => el("td", { class: name, text });
   const row = el("tr", {},
     el("td", {}, el("a", { class: "open", href: `#/decision/${one.id}`, text: clock(one.time_ms) })),
     el("td", {}, tag(one)),
-    cell(one.because), cell(pods), cell(one.model ?? "–"),
+    cell(one.because), podsCell(one), cell(one.model ?? "–"),
     cell(number(one.prompt_tokens), "number"), cell(number(one.net_new_tokens), "number"),
     cell("", "number"), cell(""));
   row.cells[2].title = meaning(one.because);
   outcomeCells(one, row);
+  row.decision = one.id;
   rows.set(one.id, row);
   return row;
 }
@@ -133,8 +142,18 @@ function write() {
   }
   dirty = new Set();
   note();
-  if (still() || unseen() || !waiting.length) return;
-  put();
+  if (unseen()) return;
+  if (still() || !waiting.length) extend();
+  else put();
+}
+
+/** How many rows are to be there: all for who scrolls, reads a list that stands still, or moves through it. */
+const depth = () => ($("live-scroll").scrollTop > 0 || holds.has("pause") || holds.has("focus") ? ROWS : TOP);
+
+/** Writes the rows that are missing at the end. */
+function extend() {
+  const missing = shown.slice(rows.size, depth());
+  if (missing.length) $("live-table").tBodies[0].append(...missing.map(rowOf));
 }
 
 /** Writes what waits on top of the list. */
@@ -143,17 +162,17 @@ function put() {
   const scroll = $("live-scroll");
   const before = scroll.scrollTop;
   const height = before > 0 ? body.offsetHeight : 0;
+  const deep = depth();
   const fresh = waiting.reverse();
   waiting = [];
   passed = 0;
-  const fragment = document.createDocumentFragment();
-  fragment.append(...fresh.map(rowOf));
-  body.prepend(fragment);
-  shown = [...fresh, ...shown];
-  for (const gone of shown.splice(ROWS)) {
-    rows.get(gone.id)?.remove();
-    rows.delete(gone.id);
+  shown = [...fresh, ...shown].slice(0, ROWS);
+  body.prepend(...fresh.slice(0, deep).map(rowOf));
+  for (const row of [...body.rows].slice(deep)) {
+    rows.delete(row.decision);
+    row.remove();
   }
+  extend();
   // Who has scrolled down stays with the rows in view.
   if (before > 0) scroll.scrollTop = before + body.offsetHeight - height;
 }
@@ -253,6 +272,7 @@ export function start() {
     rests = setTimeout(leave, MOUSE_RESTS);
   });
   body.addEventListener("pointerleave", leave);
+  $("live-scroll").addEventListener("scroll", schedule);
   figures();
   setInterval(figures, 1000);
 }

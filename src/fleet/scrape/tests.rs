@@ -1,6 +1,6 @@
 //! When a pod stops being ready, answer by answer, on a paused clock.
 use super::*;
-use crate::revision::Revision;
+use crate::fleet::status::Changed;
 use std::collections::VecDeque;
 
 /// What comes of one scrape.
@@ -23,7 +23,7 @@ async fn after_each(threshold: Option<u32>, script: &[Comes]) -> Vec<Availabilit
     let threshold = threshold.map_or(Probe::FAILURE_THRESHOLD, |threshold| {
         NonZeroU32::new(threshold).unwrap()
     });
-    let status = Arc::new(Status::new(Availability::NotReady, Revision::default()));
+    let status = Arc::new(Status::new(Availability::NotReady, Changed::default()));
     let target = Target {
         pod: Arc::from("d1"),
         uri: Uri::from_static("http://10.0.0.1:8000/metrics"),

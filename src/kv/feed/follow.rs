@@ -28,6 +28,9 @@ const MESSAGE: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 3;
 /// Between such attempts.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Between the first attempts of two pods: those of a thousand at one moment would hold up everything else
+/// for as long as they take together, and so would their further attempts.
+const STAGGER: Duration = Duration::from_micros(100);
 /// Ranks whose blocks one feed resets; more do not share a publisher.
 const MAX_RANKS: usize = 64;
 
@@ -105,6 +108,7 @@ impl Follower {
     pub(super) async fn run(mut self) {
         let mut wait = BACKOFF.0;
         let mut connected_before = false;
+        sleep(STAGGER * u32::from(self.pod.slot)).await;
         loop {
             match timeout(CONNECT, self.connect()).await {
                 Ok(Ok(connection)) => {

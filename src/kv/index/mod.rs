@@ -277,7 +277,13 @@ impl Index {
     /// The block size that `pod` has been heard to use.
     #[must_use]
     pub fn block_size(&self, pod: PodId) -> Option<BlockSize> {
-        self.shared.table.load().pod(pod)?.block_size
+        self.heard().block_size(pod)
+    }
+
+    /// What has been heard of all pods so far.
+    #[must_use]
+    pub fn heard(&self) -> Heard {
+        Heard(self.shared.table.load_full())
     }
 
     /// Grows whenever a pod's block size, or the state of the feed that fills it, changes. The blocks
@@ -325,6 +331,17 @@ impl Index {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// What an index had heard of pods at one moment.
+pub struct Heard(Arc<LaneTable>);
+
+impl Heard {
+    /// The block size that `pod` was heard to use.
+    #[must_use]
+    pub fn block_size(&self, pod: PodId) -> Option<BlockSize> {
+        self.0.pod(pod)?.block_size
     }
 }
 
