@@ -11,7 +11,7 @@ use super::sequence::{Sequence, Verdict};
 use super::stats::{State, Stats};
 use super::zmtp::{Connection, Error, Kind};
 use crate::kv::event::Batch;
-use crate::kv::index::Index;
+use crate::kv::index::{Index, Writer};
 use crate::names::PodId;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ const PATIENCE: Patience = Patience {
 
 /// The state of the task.
 pub(super) struct Follower {
-    index: Arc<Index>,
+    blocks: Writer,
     pod: PodId,
     source: FeedSource,
     stats: Arc<Stats>,
@@ -95,7 +95,7 @@ impl Follower {
         stats: Arc<Stats>,
     ) -> Follower {
         Follower {
-            index,
+            blocks: Writer::new(index, pod),
             pod,
             source,
             stats,
@@ -352,7 +352,7 @@ impl Follower {
         if !self.ranks.contains(&batch.rank) && self.ranks.len() < MAX_RANKS {
             self.ranks.push(batch.rank);
         }
-        let applied = self.index.apply(self.pod, &batch);
+        let applied = self.blocks.apply(&batch);
         self.stats.heard(seq, |stats| {
             stats.batches += 1;
             stats.events += batch.events.len() as u64;
@@ -365,7 +365,7 @@ impl Follower {
         self.stats.count(|stats| stats.resets += 1);
         tracing::info!(pod = %self.pod, why, "kv blocks dropped");
         for rank in &self.ranks {
-            self.index.reset(self.pod, *rank);
+            self.blocks.reset(*rank);
         }
     }
 }
@@ -373,9 +373,41 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::encode;
+    use crate::kv::event::{EngineHash, Event, Stored};
     use crate::kv::feed::zmtp::tests::{accept, listen};
     use crate::kv::index::Limits;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn a_task_that_was_replaced_puts_nothing_back() {
+        let index = Arc::new(Index::new(Limits::default()));
+        let pod = PodId {
+            slot: 0,
+            generation: 0,
+        };
+        index.add_pod(pod);
+        let source = FeedSource {
+            events: String::new(),
+            replay: None,
+            topic: String::new(),
+        };
+        let mut before = Follower::new(Arc::clone(&index), pod, source, Arc::default());
+        let stored = Stored {
+            hashes: vec![EngineHash(1)],
+            tokens: (0..16).collect(),
+            block_size: 16,
+            ..Stored::default()
+        };
+        let payload = encode::batch(1.0, &[Event::Stored(Box::new(stored))], 0);
+        before.apply(0, Some(&payload));
+        assert_eq!(index.blocks(pod), 1);
+        // Its events are to be had elsewhere; the task is told to end, and has a batch in its hands.
+        index.forget(pod);
+        index.add_pod(pod);
+        before.apply(1, Some(&payload));
+        assert_eq!((index.blocks(pod), index.block_size(pod)), (0, None));
+    }
 
     /// Follows `address` with hardly any patience; the counters.
     fn follow(address: String) -> Arc<Stats> {

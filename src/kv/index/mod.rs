@@ -18,8 +18,10 @@ mod rank;
 mod runs;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use overlaps::Overlaps;
+pub use writer::Writer;
 
 use crate::blocks::{BlockChain, BlockKey};
 use crate::kv::event::Batch;
@@ -243,11 +245,15 @@ impl Index {
 
     /// Applies one batch, in order.
     pub fn apply(&self, pod: PodId, batch: &Batch) -> Applied {
+        self.apply_to(self.pod(pod).as_deref(), batch)
+    }
+
+    fn apply_to(&self, known: Option<&Pod>, batch: &Batch) -> Applied {
         let ignored = Applied {
             unknown_pod: 1,
             ..Applied::default()
         };
-        let Some(known) = self.pod(pod) else {
+        let Some(known) = known else {
             return ignored;
         };
         let mut state = known.state.lock();
@@ -261,7 +267,11 @@ impl Index {
 
     /// Forgets what one rank of `pod` holds, because it can no longer be trusted.
     pub fn reset(&self, pod: PodId, rank: u32) {
-        if let Some(known) = self.pod(pod) {
+        self.reset_of(self.pod(pod).as_deref(), rank);
+    }
+
+    fn reset_of(&self, known: Option<&Pod>, rank: u32) {
+        if let Some(known) = known {
             let mut state = known.state.lock();
             state.reset(rank, &self.shared);
             known.count(&mut state, &self.shared);
