@@ -62,6 +62,7 @@ async fn everything_is_answered_released_and_counted_while_everything_around_it_
     println!("{}", seen.figures(&counts));
     println!("refused: {:?}", counts.refused);
     assert_eq!(counts.faults, [""; 0]);
+    println!("memory, KiB: {:?}", seen.memory);
     soak.is_at_rest().await;
     soak.index_holds_what_was_published().await;
     soak.decisions_are_those_that_clients_saw(&counts).await;
@@ -318,7 +319,6 @@ impl Seen {
         let most = |part: &[u64]| part.iter().max().copied().unwrap_or_default();
         let second = most(&self.memory[third..2 * third]);
         let last = most(&self.memory[2 * third..]);
-        println!("memory, KiB: {:?}", self.memory);
         assert!(last.max(second) <= MEMORY, "{last} KiB");
         assert!(last <= second + GROWTH, "{second} KiB, then {last} KiB");
     }

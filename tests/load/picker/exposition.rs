@@ -121,12 +121,16 @@ impl Reader {
         may.then_some(())
             .ok_or("a name or value that its type does not have")?;
         if let Some(exemplar) = exemplar {
-            let (labels, value) = exemplar.rsplit_once(' ').ok_or("half an exemplar")?;
-            let short = labels.chars().count() <= 128 && value.parse::<f64>().is_ok();
+            // A value and, perhaps, a time.
+            let (labels, numbers) = exemplar.rsplit_once("} ").ok_or("half an exemplar")?;
+            let numbers: Vec<_> = numbers.split(' ').map(str::parse::<f64>).collect();
+            let short = labels.chars().count() <= 128
+                && numbers.len() <= 2
+                && numbers.iter().all(Result::is_ok);
             (["_total", "_bucket"].contains(&suffix) && short)
                 .then_some(())
                 .ok_or("an exemplar where none may be")?;
-            name_and_labels(&format!("x{labels}"))?;
+            name_and_labels(&format!("x{labels}}}"))?;
         }
         if kind == "histogram" {
             let (le, others): (Labels, Labels) =
@@ -200,7 +204,8 @@ fn named(name: &str) -> bool {
 
 #[test]
 fn what_prometheus_would_refuse_is_refused() {
-    let good = "# HELP a Text.\n# TYPE a counter\na_total{b=\"c\\\"\"} 1 # {t=\"0\"} 1.0\n# EOF\n";
+    let good =
+        "# HELP a Text.\n# TYPE a counter\na_total{b=\"c\\\"\"} 1 # {t=\"0\"} 1.0 17.5\n# EOF\n";
     assert_eq!(
         Exposition::read(good).unwrap().sum("a_total", |_| true),
         1.0

@@ -78,7 +78,7 @@ impl Publisher {
                 // From the end, as engines evict; of every other prompt only the middle.
                 let mut hashes = self.prompts.remove(0);
                 hashes.reverse();
-                if self.next.is_multiple_of(2) {
+                if self.tokens.is_multiple_of(200) {
                     hashes = hashes.split_off(BLOCKS / 2);
                     hashes.truncate(1);
                 }
@@ -92,6 +92,8 @@ impl Publisher {
             }
             self.send(batch).await;
         }
+        // An engine that has nothing to say is still there.
+        std::future::pending::<()>().await;
     }
 
     fn stored(&mut self, tokens: &[u32]) -> (Event, Vec<EngineHash>) {

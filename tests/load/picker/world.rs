@@ -83,7 +83,7 @@ telemetry: {{otlpEndpoint: 'http://{spans}', otlpProtocol: http/protobuf}}
     }
 
     fn replace(&self, name: &str, text: &str) {
-        let beside = self.path("beside");
+        let beside = self.path(&format!("{name}.new"));
         std::fs::write(&beside, text).unwrap();
         std::fs::rename(beside, self.path(name)).unwrap();
     }
@@ -107,7 +107,7 @@ telemetry: {{otlpEndpoint: 'http://{spans}', otlpProtocol: http/protobuf}}
             };
             write!(
                 text,
-                "- {{name: {role}-{number:04}, address: '{address}', role: {role}, probe: {probe}, \
+                "- {{name: {role}-{number:04}, address: '{address}', role: {role}, probe: {probe}, models: [{EXACT}, {HASTY}, {ESTIMATED}], \
                  capacity: {{kvBlocks: 20000, prefillTokens: 8192}}"
             )
             .unwrap();
