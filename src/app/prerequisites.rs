@@ -3,7 +3,8 @@
 //! Lives here: when to warn, and once.
 //! Never here: what is needed (see `decide::prerequisite`).
 //! Invariant: what a ready pod lacks is warned of once, within [`GRACE`] and two looks of its
-//! becoming ready; a pod that gets it and loses it again is warned of again.
+//! becoming ready; a pod that gets it and loses it again is warned of again. However many pods there
+//! are, one look writes a bounded number of lines.
 
 use crate::decide::Prerequisite;
 use crate::decide::policy::Policy;
@@ -12,7 +13,7 @@ use crate::decide::snapshot::Role;
 use crate::names::PodId;
 use crate::pick::{Picker, PodStatus};
 use smallvec::SmallVec;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -21,6 +22,9 @@ use tokio::time::Instant;
 const GRACE: Duration = Duration::from_secs(15);
 /// How often pods are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Pods that are told of one by one. A new policy may concern all of a large fleet at once: of more, their
+/// number is told, and who the first of them are.
+const NAMED: usize = 8;
 
 /// Something to say, once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +33,10 @@ enum Notice {
     Missing(Arc<str>, Prerequisite),
     /// It has it now.
     Met(Arc<str>, Prerequisite),
+    /// More than [`NAMED`] pods lack something.
+    SeveralMissing(Vec<Arc<str>>, Prerequisite),
+    /// As many have it now.
+    SeveralMet(Vec<Arc<str>>, Prerequisite),
     /// No decode pod has KV events, and the policy compares net-new tokens.
     NoKvSource,
     /// Prefill pods are listed, and none is ready.
@@ -107,6 +115,38 @@ impl Said {
     }
 }
 
+/// The same notices, those that concern many pods alike as one.
+fn gathered(notices: Vec<Notice>) -> Vec<Notice> {
+    let (mut missing, mut met) = (BTreeMap::new(), BTreeMap::new());
+    let mut gathered = Vec::new();
+    for notice in notices {
+        let (of, pod, what) = match notice {
+            Notice::Missing(pod, what) => (&mut missing, pod, what),
+            Notice::Met(pod, what) => (&mut met, pod, what),
+            other => {
+                gathered.push(other);
+                continue;
+            }
+        };
+        let (_, pods) = of.entry(what.as_str()).or_insert((what, Vec::new()));
+        pods.push(pod);
+    }
+    let mut add = |of: BTreeMap<_, (Prerequisite, Vec<Arc<str>>)>,
+                   one: fn(Arc<str>, Prerequisite) -> Notice,
+                   several: fn(Vec<Arc<str>>, Prerequisite) -> Notice| {
+        for (what, pods) in of.into_values() {
+            if NAMED < pods.len() {
+                gathered.push(several(pods, what));
+            } else {
+                gathered.extend(pods.into_iter().map(|pod| one(pod, what)));
+            }
+        }
+    };
+    add(missing, Notice::Missing, Notice::SeveralMissing);
+    add(met, Notice::Met, Notice::SeveralMet);
+    gathered
+}
+
 /// Looks at the pods until the picker is gone.
 pub(super) async fn watch(picker: Weak<Picker>) {
     let mut said = Said::default();
@@ -118,7 +158,8 @@ pub(super) async fn watch(picker: Weak<Picker>) {
             return;
         };
         let in_force = picker.in_force();
-        for notice in said.look(&picker.pods(), &in_force.policy, Instant::now()) {
+        let notices = said.look(&picker.pods(), &in_force.policy, Instant::now());
+        for notice in gathered(notices) {
             say(&notice, &in_force.policy);
         }
     }
@@ -135,6 +176,15 @@ fn say(notice: &Notice, policy: &Policy) {
         Notice::Met(pod, what) => tracing::info!(
             %pod, what = what.as_str(), %policy,
             "the policy can have its effect on this pod"
+        ),
+        Notice::SeveralMissing(pods, what) => tracing::warn!(
+            pods = pods.len(), among = pods[..NAMED].join(", "), what = what.as_str(), %policy,
+            "the policy cannot have its effect on several pods, which serve all the same: {}",
+            what.meaning()
+        ),
+        Notice::SeveralMet(pods, what) => tracing::info!(
+            pods = pods.len(), among = pods[..NAMED].join(", "), what = what.as_str(), %policy,
+            "the policy can have its effect on several pods"
         ),
         Notice::NoKvSource => tracing::warn!(
             %policy,

@@ -56,7 +56,7 @@ pub(super) struct Uses(u8);
 impl Uses {
     fn of(member: &Member) -> Uses {
         let usable =
-            |purpose: &Purpose| check(member, Serves::Yes, &Allowed::All, *purpose).is_ok();
+            |purpose: &Purpose| check(member, Serves::Yes, &Allowed::ALL, *purpose).is_ok();
         let bits = Purpose::ALL.iter().filter(|purpose| usable(purpose));
         Uses(bits.fold(0, |bits, purpose| bits | bit(*purpose)))
     }

@@ -46,7 +46,13 @@ const FEW: usize = 8;
 
 /// A request's subset, prepared so that asking for every pod of a large fleet stays linear.
 #[derive(Clone, Debug)]
-pub enum Allowed<'a> {
+pub struct Allowed<'a> {
+    listed: Listed<'a>,
+    whom: Whom,
+}
+
+#[derive(Clone, Debug)]
+enum Listed<'a> {
     /// Every endpoint.
     All,
     /// A short list, searched.
@@ -55,39 +61,75 @@ pub enum Allowed<'a> {
     Many(FxHashSet<IpAddr>, FxHashSet<Endpoint>),
 }
 
+/// Whom a subset concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whom {
+    /// Pods that decode.
+    Decoding,
+    /// Those that prefill, too.
+    Everyone,
+}
+
 impl<'a> Allowed<'a> {
+    /// Every endpoint.
+    pub const ALL: Allowed<'static> = Allowed {
+        listed: Listed::All,
+        whom: Whom::Everyone,
+    };
+
     /// The endpoints that `subset` allows.
     #[must_use]
     pub fn new(subset: &'a Subset) -> Allowed<'a> {
         match subset {
-            Subset::Any => Allowed::All,
-            Subset::Only(entries) if entries.len() <= FEW => Allowed::Few(entries),
-            Subset::Only(entries) => {
-                let mut ips = FxHashSet::default();
-                let mut endpoints = FxHashSet::default();
-                for entry in entries.iter() {
-                    match entry {
-                        SubsetEntry::Ip(ip) => ips.insert(*ip),
-                        SubsetEntry::Endpoint(endpoint) => endpoints.insert(*endpoint),
-                    };
-                }
-                Allowed::Many(ips, endpoints)
-            }
+            Subset::Any => Allowed::ALL,
+            Subset::Only(entries) => Allowed {
+                listed: Listed::new(entries),
+                whom: Whom::Decoding,
+            },
+            Subset::Throughout(entries) => Allowed {
+                listed: Listed::new(entries),
+                whom: Whom::Everyone,
+            },
         }
     }
 
-    /// Whether `endpoint` is one of them.
+    /// Whether every endpoint is allowed for `purpose`.
     #[inline]
     #[must_use]
-    pub fn holds(&self, endpoint: Endpoint) -> bool {
-        matches!(self, Allowed::All) || self.lists(endpoint)
+    pub fn all(&self, purpose: Purpose) -> bool {
+        let decodes = purpose != Purpose::Prefill;
+        matches!(self.listed, Listed::All) || !(decodes || self.whom == Whom::Everyone)
     }
 
-    fn lists(&self, endpoint: Endpoint) -> bool {
+    /// Whether `endpoint` is allowed for `purpose`.
+    #[inline]
+    #[must_use]
+    pub fn holds(&self, endpoint: Endpoint, purpose: Purpose) -> bool {
+        self.all(purpose) || self.listed.has(endpoint)
+    }
+}
+
+impl<'a> Listed<'a> {
+    fn new(entries: &'a [SubsetEntry]) -> Listed<'a> {
+        if entries.len() <= FEW {
+            return Listed::Few(entries);
+        }
+        let mut ips = FxHashSet::default();
+        let mut endpoints = FxHashSet::default();
+        for entry in entries {
+            match entry {
+                SubsetEntry::Ip(ip) => ips.insert(*ip),
+                SubsetEntry::Endpoint(endpoint) => endpoints.insert(*endpoint),
+            };
+        }
+        Listed::Many(ips, endpoints)
+    }
+
+    fn has(&self, endpoint: Endpoint) -> bool {
         match self {
-            Allowed::All => true,
-            Allowed::Few(entries) => entries.iter().any(|entry| entry.covers(endpoint)),
-            Allowed::Many(ips, endpoints) => {
+            Listed::All => true,
+            Listed::Few(entries) => entries.iter().any(|entry| entry.covers(endpoint)),
+            Listed::Many(ips, endpoints) => {
                 endpoints.contains(&endpoint) || ips.contains(&endpoint.0.ip())
             }
         }
@@ -106,8 +148,9 @@ impl Candidate {
 
 /// Whether the pod `member` may be used for `purpose`, or the first reason why not.
 ///
-/// The subset concerns the destination alone: the gateway sends the request there, while the prefill
-/// pod is reached by the destination.
+/// The subset concerns the pod that the gateway sends the request to, and always the one that decodes,
+/// which is the destination of all that is not prefilled remotely. A prefill pod that is only reached by
+/// the destination may be any (see [`Subset`]).
 ///
 /// # Errors
 /// That reason.
@@ -133,7 +176,7 @@ pub fn check(
         Availability::Draining => return Err(Ineligible::Draining),
         Availability::Unreachable => return Err(Ineligible::Unreachable),
     }
-    if purpose != Purpose::Prefill && !allowed.holds(member.endpoint) {
+    if !allowed.holds(member.endpoint, purpose) {
         return Err(Ineligible::OutsideSubset);
     }
     if purpose == Purpose::PrefillAndDecode && member.local_prefill == LocalPrefill::Unable {

@@ -279,7 +279,7 @@ fn no_destination(ask: &Ask, snapshot: &Snapshot, terms: &Terms<'_>) -> NoRoute 
     {
         return NoRoute::PinnedPodUnavailable(board.members()[position].endpoint);
     }
-    let outside = |pod: Candidate| pod.check(&Allowed::All, Purpose::DecodeOnly).is_ok();
+    let outside = |pod: Candidate| pod.check(&Allowed::ALL, Purpose::DecodeOnly).is_ok();
     if ask.subset != Subset::Any && snapshot.candidates().any(outside) {
         NoRoute::NoPodInSubset
     } else {

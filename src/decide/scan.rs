@@ -6,7 +6,6 @@
 //! `View::price` says; only the order of the work differs.
 
 use crate::decide::cost::Sized;
-use crate::decide::eligibility::Allowed;
 use crate::decide::select::{Purpose, View};
 use crate::decide::snapshot::{Serves, Serving};
 
@@ -40,14 +39,13 @@ fn each(view: &View<'_>, visit: impl FnMut(usize, f64)) {
     let purpose = view.purpose;
     let members = view.snapshot.board().members();
     let (serves, terms) = (view.snapshot.serves(), view.terms);
-    match (serves, &terms.allowed, terms.taken) {
-        (Serving::All, Allowed::All, None) => sized(view, |_| true, visit),
-        (serves, allowed, taken) => {
+    match (serves, terms.allowed.all(purpose), terms.taken) {
+        (Serving::All, true, None) => sized(view, |_| true, visit),
+        (serves, all, taken) => {
             let also = |at: usize| {
                 let pod = &members[at];
                 serves.at(at) == Serves::Yes
-                    // The subset concerns destinations; see `check`.
-                    && (purpose == Purpose::Prefill || allowed.holds(pod.endpoint))
+                    && (all || terms.allowed.holds(pod.endpoint, purpose))
                     && taken != Some(pod.pod)
             };
             sized(view, also, visit);

@@ -80,8 +80,12 @@ pub enum Subset {
     /// No hint was sent.
     #[default]
     Any,
-    /// Only these; possibly none, which allows no pod.
+    /// Only these for the pod that decodes, which the gateway sends the request to; possibly none, which
+    /// allows no pod. The pod that prefills is reached by that pod, and may be any.
     Only(Arc<[SubsetEntry]>),
+    /// Only these, for both pods: the gateway sends a request that is prefilled remotely to the pod that
+    /// prefills.
+    Throughout(Arc<[SubsetEntry]>),
 }
 
 /// One entry of a subset hint.
@@ -99,7 +103,18 @@ impl Subset {
     pub fn allows(&self, endpoint: Endpoint) -> bool {
         match self {
             Subset::Any => true,
-            Subset::Only(entries) => entries.iter().any(|entry| entry.covers(endpoint)),
+            Subset::Only(entries) | Subset::Throughout(entries) => {
+                entries.iter().any(|entry| entry.covers(endpoint))
+            }
+        }
+    }
+
+    /// The same endpoints, of which both pods must be.
+    #[must_use]
+    pub fn throughout(self) -> Subset {
+        match self {
+            Subset::Only(entries) => Subset::Throughout(entries),
+            Subset::Any | Subset::Throughout(_) => self,
         }
     }
 }

@@ -43,7 +43,7 @@ pub(crate) fn narrow(head: &mut Head) {
         .collect();
     head.subset = match &head.subset {
         Subset::Any => Subset::Only(Arc::from(selected)),
-        Subset::Only(allowed) => {
+        Subset::Only(allowed) | Subset::Throughout(allowed) => {
             let both = selected
                 .iter()
                 .flat_map(|one| allowed.iter().filter_map(|other| common(*one, *other)));

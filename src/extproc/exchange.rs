@@ -178,10 +178,11 @@ where
             _open: shared.open.token(),
             shared,
         };
-        futures_util::stream::unfold(exchange, Exchange::next)
+        // In a box, because `unfold` moves it for every answer.
+        futures_util::stream::unfold(Box::new(exchange), Exchange::next)
     }
 
-    async fn next(mut self) -> Option<(Result<Outgoing, Status>, Self)> {
+    async fn next(mut self: Box<Self>) -> Option<(Result<Outgoing, Status>, Box<Self>)> {
         loop {
             if let Some(outgoing) = self.queue.pop_front() {
                 if self.queue.is_empty() && !self.session.holds_request() {

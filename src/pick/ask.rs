@@ -8,9 +8,10 @@
 use crate::decide::policy::{ClientPins, SessionAffinity};
 use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted, Pin};
 use crate::names::{Endpoint, ModelName, PodId, SessionId};
-use crate::pick::{Chains, Head, Refusal};
+use crate::pick::{Chains, Head, InForce, Refusal};
 use crate::prompt::openai::Sequences;
 use crate::prompt::{self, Api, Encoder};
+use crate::route::Dialect;
 use crate::route::names::{DECODE_PIN, POLICY_CLASS, PREFILL_PIN, PRIORITY};
 use crate::telemetry::record::Times;
 use crate::units::{BlockSize, Tokens};
@@ -67,8 +68,10 @@ impl Understood {
     /// What the kernel is asked. Affinity is filled in under the ledger's lock.
     ///
     /// # Errors
-    /// When `pins` count and one of them is no address.
-    pub(super) fn ask(&self, head: &Head, pins: ClientPins, draw: u64) -> Result<Ask, Refusal> {
+    /// When pins count and one of them is no address.
+    pub(super) fn ask(&self, head: &Head, in_force: &InForce, draw: u64) -> Result<Ask, Refusal> {
+        let pins = in_force.policy.client_pins;
+        let subset = head.subset.clone();
         Ok(Ask {
             kind: self.kind,
             model: self.model.clone(),
@@ -85,7 +88,10 @@ impl Understood {
                 .unwrap_or(0),
             prompt_tokens: self.tokens,
             counted: self.counted,
-            subset: head.subset.clone(),
+            subset: match in_force.dialect {
+                Dialect::DecodeFirst => subset,
+                Dialect::PrefillFirst => subset.throughout(),
+            },
             decode_pin: pin(head, DECODE_PIN, pins)?,
             prefill_pin: pin(head, PREFILL_PIN, pins)?,
             affinity: Affinity::None,

@@ -345,7 +345,7 @@ impl Picker {
         }
         if decision.because == Because::NoPrefillPod {
             tracing::warn!(
-                "no prefill pod is ready, so decode pods prefill too; check the pods of role prefill (/v1/pods)"
+                "no prefill pod can be had, so a decode pod prefills too; check the pods of role prefill (/v1/pods) and, with prefillFirst, that the gateway's subset holds them"
             );
         }
         tracing::debug!(

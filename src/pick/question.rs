@@ -38,7 +38,7 @@ impl<'a> Question<'a> {
         Ok(Question {
             policy,
             shadow,
-            ask: understood.ask(head, policy.client_pins, draw)?,
+            ask: understood.ask(head, in_force, draw)?,
             session: session(policy, head, understood),
             now: Instant::now(),
         })

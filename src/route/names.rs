@@ -104,7 +104,7 @@ table! {
     metadata {
         "envoy.lb / x-gateway-destination-endpoint" PickerToGateway "The chosen pod, `ip:port`; always the same value as the header of this name.",
         "envoy.lb / x-gateway-destination-endpoint-served" GatewayToPicker "The pod that the gateway reached; when it is another than the chosen one, the booked load moves there.",
-        "envoy.lb.subset_hint / x-gateway-destination-endpoint-subset" GatewayToPicker "The only pods that may be chosen: `ip` or `ip:port`, a list or separated by commas; present but empty allows none.",
+        "envoy.lb.subset_hint / x-gateway-destination-endpoint-subset" GatewayToPicker "The only pods that may be chosen: `ip` or `ip:port`, a list or separated by commas; present but empty allows none. A pod that only prefills must be among them with `prefillFirst` alone.",
     }
     read {
         "x-session-id" ClientToPickerAndPod "The conversation, for session affinity; a policy may name another header.",

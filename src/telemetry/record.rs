@@ -7,7 +7,8 @@
 mod explained;
 
 use crate::decide::reason::{Check, Checked};
-use crate::decide::{Because, Candidate, Decision, Flip, NoRoute, Pick};
+use crate::decide::{Because, Candidate, Checks, Decision, Flip, NoRoute, Pick};
+use crate::names::Endpoint;
 use crate::telemetry::explanation::{CheckLine, CostLine, flip_sentence, operator};
 use crate::telemetry::shadow::ShadowFacts;
 use parking_lot::Mutex;
@@ -129,7 +130,8 @@ pub fn check_line(check: &Check) -> String {
 /// One selection, readable.
 #[derive(Clone, Debug, Serialize)]
 pub struct PickRecord {
-    endpoint: String,
+    #[serde(serialize_with = "shown")]
+    endpoint: Endpoint,
     cached_tokens: u64,
     net_new_tokens: u64,
     kv_source: &'static str,
@@ -144,7 +146,7 @@ pub struct PickRecord {
 impl From<&Pick> for PickRecord {
     fn from(pick: &Pick) -> Self {
         PickRecord {
-            endpoint: pick.candidate.endpoint.to_string(),
+            endpoint: pick.candidate.endpoint,
             cached_tokens: pick.cached_tokens.0,
             net_new_tokens: pick.net_new_tokens.0,
             kv_source: pick.candidate.kv_source.as_str(),
@@ -175,9 +177,12 @@ struct ShadowRecord {
     because: &'static str,
     bypass: bool,
     agrees: bool,
-    decode: Option<String>,
-    prefill: Option<String>,
-    checks: Vec<CheckLine>,
+    #[serde(serialize_with = "shown_if_any")]
+    decode: Option<Endpoint>,
+    #[serde(serialize_with = "shown_if_any")]
+    prefill: Option<Endpoint>,
+    #[serde(serialize_with = "lines")]
+    checks: Checks,
     #[serde(skip)]
     verdict: Result<Because, NoRoute>,
 }
@@ -194,11 +199,9 @@ impl From<&ShadowFacts> for ShadowRecord {
             because: facts.words.because,
             bypass: facts.words.bypass,
             agrees: facts.agrees,
-            decode: course.map(|course| course.decode.to_string()),
-            prefill: prefill.map(|prefill| prefill.to_string()),
-            checks: course.map_or(Vec::new(), |course| {
-                course.checks.iter().map(Into::into).collect()
-            }),
+            decode: course.map(|course| course.decode),
+            prefill,
+            checks: course.map_or_else(Checks::new, |course| course.checks.clone()),
             verdict: facts
                 .opinion
                 .verdict
@@ -237,10 +240,12 @@ pub struct Record {
     reason: Because,
     bypass: bool,
     /// Endpoint that decodes.
-    decode: String,
+    #[serde(serialize_with = "shown")]
+    decode: Endpoint,
     decode_pod: Arc<str>,
     /// Endpoint that prefills for it.
-    prefill: Option<String>,
+    #[serde(serialize_with = "shown_if_any")]
+    prefill: Option<Endpoint>,
     prefill_pod: Option<Arc<str>>,
     model: Option<Arc<str>>,
     pub(crate) operation: Option<&'static str>,
@@ -251,7 +256,8 @@ pub struct Record {
     policy: Arc<str>,
     generation: u64,
     rule: usize,
-    checks: Vec<CheckLine>,
+    #[serde(serialize_with = "lines")]
+    checks: Checks,
     /// The nearest change of one threshold that would have given the other answer.
     flip: Option<String>,
     #[serde(serialize_with = "once")]
@@ -271,6 +277,26 @@ pub struct Record {
 fn outcome<S: serde::Serializer>(value: &Mutex<Outcome>, serializer: S) -> Result<S::Ok, S::Error> {
     let copy = *value.lock();
     copy.serialize(serializer)
+}
+
+// Every decision is recorded and hardly any record is read: text is made when it is.
+
+fn lines<S: serde::Serializer>(checks: &Checks, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(checks.iter().map(CheckLine::from))
+}
+
+fn shown<S: serde::Serializer>(endpoint: &Endpoint, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(endpoint)
+}
+
+fn shown_if_any<S: serde::Serializer>(
+    endpoint: &Option<Endpoint>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match endpoint {
+        Some(endpoint) => serializer.collect_str(endpoint),
+        None => serializer.serialize_none(),
+    }
 }
 
 fn once<S: serde::Serializer, T: Serialize>(
@@ -301,12 +327,9 @@ impl Record {
             because: decision.because.as_str(),
             reason: decision.because,
             bypass: decision.because.is_bypass(),
-            decode: decision.route.decode().candidate.endpoint.to_string(),
+            decode: decision.route.decode().candidate.endpoint,
             decode_pod: facts.decode_pod.clone(),
-            prefill: decision
-                .route
-                .prefill()
-                .map(|pick| pick.candidate.endpoint.to_string()),
+            prefill: decision.route.prefill().map(|pick| pick.candidate.endpoint),
             prefill_pod: facts.prefill_pod.clone(),
             model: facts.model.clone(),
             operation: facts.operation,
@@ -317,7 +340,7 @@ impl Record {
             policy: facts.policy.clone(),
             generation: facts.generation,
             rule: decision.rule,
-            checks: decision.checks.iter().map(Into::into).collect(),
+            checks: decision.checks.clone(),
             flip: facts.flip.as_ref().map(flip_sentence),
             shadow: OnceLock::new(),
             considered: ConsideredRecord {

@@ -386,6 +386,33 @@ async fn the_gateways_subset_is_never_left() {
     }
 }
 
+/// The gateway sends a request to the pod that prefills when that comes first, and so does its subset
+/// hold; otherwise nobody but the decode pod talks to it.
+#[tokio::test]
+async fn a_prefill_pod_outside_the_subset_is_used_only_where_the_gateway_does_not_send_to_it() {
+    let bench = Bench::pair(Bypass::Never).await;
+    let within = async |subset: &str| {
+        let mut gateway = bench.gateway().await;
+        gateway.metadata("envoy.lb.subset_hint", names::SUBSET, subset);
+        ask(&gateway, &[], &prompt());
+        gateway.message().await
+    };
+    let answer = within(D1).await;
+    assert_eq!(set(&answer, DESTINATION), [D1]);
+    assert_eq!(set(&answer, PREFILLER), [P1]);
+
+    let mut prefill_first = InForce::clone(&bench.picker.in_force());
+    prefill_first.dialect = Dialect::PrefillFirst;
+    bench.picker.set_policy(prefill_first);
+    let answer = within(D1).await;
+    assert_eq!(set(&answer, DESTINATION), [D1]);
+    assert_eq!(destination_metadata(&answer), D1);
+    assert!(set(&answer, names::DECODER).is_empty());
+    let answer = within("127.0.0.11,127.0.0.21").await;
+    assert_eq!(set(&answer, DESTINATION), [P1]);
+    assert_eq!(set(&answer, names::DECODER), [D1]);
+}
+
 #[tokio::test]
 async fn a_body_that_is_no_json_is_a_400_that_does_not_repeat_it() {
     let bench = Bench::pair(Bypass::Always).await;

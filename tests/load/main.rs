@@ -13,5 +13,6 @@
 #[path = "../browser/fleet.rs"]
 mod fleet;
 mod page;
+mod picker;
 #[path = "../browser/scenario.rs"]
 mod scenario;

@@ -139,3 +139,23 @@ fn the_loss_of_all_prefill_pods_and_their_return_are_said_once_each() {
     assert_eq!(said.look(&gone, &policy, now), []);
     assert_eq!(said.look(&there, &policy, now), [Notice::PrefillPod]);
 }
+
+#[test]
+fn a_policy_that_concerns_a_thousand_pods_is_told_of_in_one_line() {
+    let (mut said, now) = (Said::default(), Instant::now());
+    let without: Vec<_> = (0..1000)
+        .map(|slot| pod(slot, Role::Decode, "absent", &[EVENTS]))
+        .collect();
+    let with: Vec<_> = (0..1000)
+        .map(|slot| pod(slot, Role::Decode, "absent", &[]))
+        .collect();
+    let policy = policy(Bypass::Always);
+    let mut said_of = |pods: &[PodStatus]| gathered(said.look(pods, &policy, now));
+    let names: Vec<Arc<str>> = without.iter().map(|pod| Arc::clone(&pod.name)).collect();
+    let missing = Notice::SeveralMissing(names.clone(), EVENTS);
+    assert_eq!(said_of(&without), [missing]);
+    assert_eq!(said_of(&with), [Notice::SeveralMet(names, EVENTS)]);
+    let few = said_of(&without[..NAMED]);
+    assert_eq!(few.len(), NAMED);
+    assert!(matches!(few[0], Notice::Missing(..)));
+}

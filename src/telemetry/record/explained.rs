@@ -4,6 +4,7 @@
 //! Never here: anything that a record does not hold.
 //! Invariant: what is no longer known is absent.
 
+use crate::names::Endpoint;
 use crate::telemetry::explanation::{
     Explanation, PodLine, PodName, PolicyName, RequestLine, ShadowVerdict, Standing, Verdict,
 };
@@ -19,16 +20,16 @@ impl Record {
     #[must_use]
     pub fn explanation(&self) -> Explanation {
         let text = |word: &str| word.to_owned();
-        let named = |name: &Arc<str>, endpoint: &String| PodName {
+        let named = |name: &Arc<str>, endpoint: &Endpoint| PodName {
             name: Some(text(name)),
-            endpoint: endpoint.clone(),
+            endpoint: endpoint.to_string(),
         };
-        let bare = |endpoint: &String| PodName {
+        let bare = |endpoint: &Endpoint| PodName {
             name: None,
-            endpoint: endpoint.clone(),
+            endpoint: endpoint.to_string(),
         };
         let mut verdict = Verdict::routed(self.reason, self.rule, &[]);
-        verdict.checks.clone_from(&self.checks);
+        verdict.checks = self.checks.iter().map(Into::into).collect();
         verdict.flip.clone_from(&self.flip);
         verdict.decode = Some(named(&self.decode_pod, &self.decode));
         let prefill = self.prefill_pod.as_ref().zip(self.prefill.as_ref());
@@ -38,7 +39,7 @@ impl Record {
                 Ok(because) => Verdict::routed(because, shadow.rule, &[]),
                 Err(cause) => Verdict::refused(cause, shadow.rule),
             };
-            verdict.checks.clone_from(&shadow.checks);
+            verdict.checks = shadow.checks.iter().map(Into::into).collect();
             verdict.decode = shadow.decode.as_ref().map(bare);
             verdict.prefill = shadow.prefill.as_ref().map(bare);
             ShadowVerdict {
@@ -84,11 +85,12 @@ impl Record {
             let Some(pick) = pick else {
                 continue;
             };
-            let known = lines.iter().position(|line| line.endpoint == pick.endpoint);
+            let endpoint = pick.endpoint.to_string();
+            let known = lines.iter().position(|line| line.endpoint == endpoint);
             let at = known.unwrap_or_else(|| {
                 let name = match () {
                     () if pick.endpoint == self.decode => Some(self.decode_pod.to_string()),
-                    () if Some(&pick.endpoint) == self.prefill.as_ref() => {
+                    () if Some(pick.endpoint) == self.prefill => {
                         self.prefill_pod.as_deref().map(str::to_owned)
                     }
                     () => None,
