@@ -57,7 +57,7 @@ impl Remembered {
         };
         let subset = match &self.ask.subset {
             Subset::Any => 0,
-            Subset::Only(entries) => size_of_val(&**entries),
+            Subset::Only(entries) | Subset::Throughout(entries) => size_of_val(&**entries),
         };
         ALONE + snapshot.bytes() + board + view + subset
     }

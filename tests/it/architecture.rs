@@ -23,7 +23,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
     ("route", &["decide", "names", "units"]),
     ("config", &["decide", "fleet", "names", "units"]),
-    ("telemetry", &["decide"]),
+    ("telemetry", &["decide", "names"]),
     (
         "pick",
         &[

@@ -100,6 +100,7 @@ prop_compose! {
     fn questions()(
         prompt in tokens(),
         subset in prop::option::weighted(0.4, prop::collection::vec((0..MOST, any::<bool>()), 0..14)),
+        throughout in any::<bool>(),
         pins in (prop::option::weighted(0.2, 0..MOST), prop::option::weighted(0.2, 0..MOST)),
         session in prop::option::weighted(0.4, (any::<bool>(), 0..MOST, 0..2_u32)),
         prefill in prop::option::weighted(0.3, (0..MOST, 0..2_u32)),
@@ -112,6 +113,9 @@ prop_compose! {
         };
         if let Some(entries) = subset {
             ask.subset = Subset::Only(entries.into_iter().map(entry).collect());
+            if throughout {
+                ask.subset = ask.subset.throughout();
+            }
         }
         ask.decode_pin = pins.0.map(|at| Pin::Endpoint(endpoint(at)));
         ask.prefill_pin = pins.1.map(|at| Pin::Address(endpoint(at).0.ip()));
@@ -187,11 +191,12 @@ fn usable(pod: &Candidate, ask: &Ask, terms: &Terms<'_>, purpose: Purpose) -> bo
     } else {
         pod.role != Role::Decode
     };
+    let subject = destination || matches!(ask.subset, Subset::Throughout(_));
     let able = purpose != Purpose::PrefillAndDecode || pod.local_prefill == LocalPrefill::Able;
     role && able
         && pod.serves == Serves::Yes
         && pod.availability == Availability::Ready
-        && (!destination || ask.subset.allows(pod.endpoint))
+        && (!subject || ask.subset.allows(pod.endpoint))
         && terms.taken != Some(pod.pod)
 }
 
