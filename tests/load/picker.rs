@@ -30,12 +30,11 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tally::{Counts, Tally};
+use tally::Counts;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use world::{Files, HELD, PODS, PUBLISHERS};
 
 /// Streams at once, and those of them whose body never ends.
@@ -45,9 +44,10 @@ const STALLING: usize = 8;
 const UNSEEN: Duration = Duration::from_secs(2);
 /// What must happen once there is no more traffic.
 const PATIENCE: Duration = Duration::from_secs(50);
-/// Memory, in KiB: in all, and growth from the second third of the run to the last.
+/// Memory, in KiB: in all, and growth from the second third of the run to the last. What is known of
+/// prompts fills up to 64 MiB, and when it does depends on the machine.
 const MEMORY: u64 = 400 << 10;
-const GROWTH: u64 = 32 << 10;
+const GROWTH: u64 = 64 << 10;
 /// Series of `/metrics`: some per pod, and the picker's own.
 const SERIES: usize = 10 * PODS + 2000;
 /// Lines of the log: some per pod that comes or goes, and hardly any warnings.
@@ -118,14 +118,9 @@ impl Soak {
         around.spawn(world::spans(receiver, open, shut));
         let files = Arc::new(Files::new(port, addresses, receiver));
         let process = Process::start(&files.config()).await;
-        let channel = Channel::from_shared(format!("http://{}", process.ext_proc)).unwrap();
         Soak {
             files,
-            client: Client {
-                channel: channel.connect().await.unwrap(),
-                port,
-                tally: Arc::new(Tally::default()),
-            },
+            client: Client::new(process.ext_proc, port),
             process,
             holds,
             publishing,
@@ -272,7 +267,7 @@ impl Soak {
         let (first, rest) = body.split_at(1);
         let head = [(":method", "POST"), (":path", "/v1/chat/completions")];
         let open = async || {
-            let stream = Stream::open(&self.client.channel, false).await.unwrap();
+            let stream = Stream::open(&self.client.channel(), false).await.unwrap();
             stream.tell(Ask::RequestHeaders(http_headers(&head, false)));
             stream.tell(Ask::RequestBody(http_body(first, false)));
             stream

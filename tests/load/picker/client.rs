@@ -16,7 +16,9 @@ use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use parking_lot::Mutex;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -120,10 +122,15 @@ impl Fate {
     }
 }
 
-/// The gateway: one connection.
+/// How long a connection is used. The client's HTTP/2 library gives one up once answers to 1,024 streams
+/// that it had reset and forgotten have come.
+const CONNECTION: Duration = Duration::from_secs(10);
+
+/// The gateway: one connection at a time.
 #[derive(Clone)]
 pub(super) struct Client {
-    pub(super) channel: Channel,
+    server: SocketAddr,
+    connection: Arc<Mutex<(Channel, Instant)>>,
     /// Of all pods.
     pub(super) port: u16,
     pub(super) tally: Arc<Tally>,
@@ -136,6 +143,23 @@ enum First {
 }
 
 impl Client {
+    pub(super) fn new(server: SocketAddr, port: u16) -> Client {
+        Client {
+            server,
+            connection: Arc::new(Mutex::new((connection(server), Instant::now()))),
+            port,
+            tally: Arc::default(),
+        }
+    }
+
+    pub(super) fn channel(&self) -> Channel {
+        let mut kept = self.connection.lock();
+        if CONNECTION < kept.1.elapsed() {
+            *kept = (connection(self.server), Instant::now());
+        }
+        kept.0.clone()
+    }
+
     /// One stream from its beginning to its end.
     pub(super) async fn stream(&self, fate: Fate, conversation: &mut Conversation, draw: u64) {
         self.tally.begun(fate);
@@ -150,7 +174,7 @@ impl Client {
         conversation: &mut Conversation,
         draw: u64,
     ) -> Result<(), String> {
-        let mut stream = Stream::open(&self.channel, fate == Fate::Unseen).await?;
+        let mut stream = Stream::open(&self.channel(), fate == Fate::Unseen).await?;
         let only = address((draw % PODS as u64) as usize, self.port).to_string();
         if fate == Fate::Subset {
             stream.metadata(
@@ -233,6 +257,12 @@ impl Client {
             _ => stream.answer(fate, &only, draw).await,
         }
     }
+}
+
+fn connection(server: SocketAddr) -> Channel {
+    Channel::from_shared(format!("http://{server}"))
+        .unwrap()
+        .connect_lazy()
 }
 
 fn zipped(bytes: &[u8]) -> Vec<u8> {
