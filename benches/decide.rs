@@ -11,14 +11,15 @@
 )]
 
 use sidestep::blocks::{BlockChain, KeySpace};
+use sidestep::decide::ask::{Affinity, AskKind, Counted, Subset};
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, PrefillBusy, Scoring,
     SessionAffinity, TierCredit,
 };
 use sidestep::decide::shadow::{Decided, opinion};
 use sidestep::decide::snapshot::{
-    Affinity, AskKind, Availability, Capacity, CapacitySource, Counted, EngineReport, KvSource,
-    LocalPrefill, PodLoad, Role, Serves, Subset, TierBlocks,
+    Availability, Capacity, CapacitySource, EngineReport, KvSource, LocalPrefill, PodLoad, Role,
+    Serves, TierBlocks,
 };
 use sidestep::decide::{Ask, Candidate, Decision, NoRoute, Policy, Rule, Snapshot, decide};
 use sidestep::load::{Admission, Ledger};

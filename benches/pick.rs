@@ -18,12 +18,13 @@
 
 use bytes::Bytes;
 use sidestep::blocks::{BlockChain, KeySpace};
+use sidestep::decide::ask::{Affinity, Ask, AskKind, Counted, Subset};
 use sidestep::decide::decide;
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, Rule, Scoring,
     SessionAffinity, TierCredit,
 };
-use sidestep::decide::snapshot::{Affinity, Ask, AskKind, Counted, LocalPrefill, Role, Subset};
+use sidestep::decide::snapshot::{LocalPrefill, Role};
 use sidestep::fleet::{Listed, PodSpec, Probe, Reported, Roster};
 use sidestep::kv::index::Index;
 use sidestep::load::{Admission, Ledger};

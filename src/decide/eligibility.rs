@@ -5,10 +5,11 @@
 //! Never here: costs, comparisons between pods.
 //! Invariant: a pod that fails [`check`] is never part of a route.
 
+use crate::decide::ask::{Subset, SubsetEntry};
 use crate::decide::board::Member;
 use crate::decide::reason::words;
 use crate::decide::select::Purpose;
-use crate::decide::snapshot::{Availability, Candidate, LocalPrefill, Serves, Subset, SubsetEntry};
+use crate::decide::snapshot::{Availability, Candidate, LocalPrefill, Serves};
 use crate::names::Endpoint;
 use rustc_hash::FxHashSet;
 use std::net::IpAddr;

@@ -4,6 +4,7 @@
 //! Never here: async, clocks, randomness, locks, logging, Envoy, Kubernetes, YAML.
 //! Invariant: the answer is a function of the arguments alone.
 
+pub mod ask;
 pub mod board;
 pub mod bypass;
 pub mod cost;
@@ -16,6 +17,7 @@ pub mod select;
 pub mod shadow;
 pub mod snapshot;
 
+pub use crate::decide::ask::Ask;
 pub use crate::decide::bypass::{Flip, nearest_flip};
 pub use crate::decide::cost::Cost;
 pub use crate::decide::eligibility::Ineligible;
@@ -23,12 +25,13 @@ pub use crate::decide::policy::{Policy, Rule};
 pub use crate::decide::prerequisite::Prerequisite;
 pub use crate::decide::reason::{Because, Check, Checked, NoRoute};
 pub use crate::decide::select::{Pick, Purpose};
-pub use crate::decide::snapshot::{Ask, Candidate, Snapshot};
+pub use crate::decide::snapshot::{Candidate, Snapshot};
 
+use crate::decide::ask::{Affinity, AskKind, Subset};
 use crate::decide::eligibility::Allowed;
 use crate::decide::policy::OnNoPrefill;
 use crate::decide::select::{Terms, select};
-use crate::decide::snapshot::{Affinity, AskKind, LocalPrefill, Serves, Subset};
+use crate::decide::snapshot::{LocalPrefill, Serves};
 use crate::names::Endpoint;
 use crate::units::{Blocks, Tokens};
 use smallvec::SmallVec;

@@ -4,7 +4,8 @@
 //! Never here: YAML, defaults of files, file names (see `config`).
 //! Invariant: a value of these types needs no further check.
 
-use crate::decide::snapshot::{Ask, CapacitySource};
+use crate::decide::ask::Ask;
+use crate::decide::snapshot::CapacitySource;
 use crate::units::{Ratio, Tokens};
 use std::sync::Arc;
 use std::time::Duration;

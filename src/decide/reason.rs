@@ -4,7 +4,7 @@
 //! Never here: sentences for people (see `telemetry`), thresholds.
 //! Invariant: every branch of the kernel that leads to another outcome has its own word.
 
-use crate::decide::snapshot::Pin;
+use crate::decide::ask::Pin;
 use crate::names::Endpoint;
 use std::net::IpAddr;
 

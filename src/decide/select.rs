@@ -5,12 +5,13 @@
 //! Invariant: whatever asks for a pod (a decision, its explanation, a simulation) asks here, and the
 //! answer depends on the arguments alone.
 
+use crate::decide::ask::{Affinity, Ask, AskKind, Pin};
 use crate::decide::cost::{Cost, Pricer, credited_tokens};
 use crate::decide::eligibility::{Allowed, Ineligible, check};
 use crate::decide::policy::{Bypass, ClientPins, Policy, Rule, Scoring, TierCredit};
 use crate::decide::reason::NoRoute;
 use crate::decide::scan;
-use crate::decide::snapshot::{Affinity, Ask, AskKind, Candidate, Pin, Role, Snapshot};
+use crate::decide::snapshot::{Candidate, Role, Snapshot};
 use crate::names::{Endpoint, PodId};
 use crate::units::{Ratio, Tokens};
 

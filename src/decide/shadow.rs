@@ -4,9 +4,10 @@
 //! Never here: anything that changes the decision; an opinion is recorded, never obeyed.
 //! Invariant: an opinion is what [`decide`] returns for the shadow policy, whichever way it was found.
 
+use crate::decide::ask::{Affinity, Ask};
 use crate::decide::policy::{ClientPins, Policy, Rule};
 use crate::decide::select::DecodeAffinity;
-use crate::decide::snapshot::{Affinity, Ask, Snapshot};
+use crate::decide::snapshot::Snapshot;
 use crate::decide::{Because, Checks, Considered, Decision, NoRoute, conclude, decide};
 use crate::names::Endpoint;
 

@@ -7,7 +7,7 @@
 //!
 //! Protocol: <https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/conformance>.
 
-use crate::decide::snapshot::{Subset, SubsetEntry};
+use crate::decide::ask::{Subset, SubsetEntry};
 use crate::names::Endpoint;
 use crate::pick::Head;
 use std::sync::Arc;

@@ -7,7 +7,7 @@
 //!
 //! Wire format: `envoy/service/ext_proc/v3/external_processor.proto`.
 
-use crate::decide::snapshot::{Subset, SubsetEntry};
+use crate::decide::ask::{Subset, SubsetEntry};
 use crate::extproc::conformance::SERVED_ECHO;
 use crate::extproc::message::{BodyMode, BodyReply, Incoming, Modes, Outgoing};
 use crate::names::Endpoint;

@@ -4,8 +4,8 @@
 //! Never here: reading bodies, plans, spans.
 //! Invariant: decision and booking come from one snapshot under one lock.
 
+use crate::decide::ask::Ask;
 use crate::decide::reason::NoRoute;
-use crate::decide::snapshot::Ask;
 use crate::decide::{Decision, decide};
 use crate::load::Booking;
 use crate::names::ModelName;

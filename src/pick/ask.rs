@@ -5,8 +5,8 @@
 //! Invariant: nothing that leaves here holds prompt text; what the client names is kept only where
 //! it is bounded or configured.
 
+use crate::decide::ask::{Affinity, Ask, AskKind, Counted, Pin};
 use crate::decide::policy::{ClientPins, SessionAffinity};
-use crate::decide::snapshot::{Affinity, Ask, AskKind, Counted, Pin};
 use crate::names::{Endpoint, ModelName, PodId, SessionId};
 use crate::pick::{Chains, Head, InForce, Refusal};
 use crate::prompt::openai::Sequences;

@@ -4,8 +4,9 @@
 //! Never here: choices; an opinion is recorded, never obeyed.
 //! Invariant: the opinion is of the very snapshot that was decided on, and nobody waits for it.
 
+use crate::decide::ask::Ask;
 use crate::decide::shadow::{Decided, opinion};
-use crate::decide::snapshot::{Ask, Snapshot};
+use crate::decide::snapshot::Snapshot;
 use crate::decide::{Decision, NoRoute, Policy};
 use crate::pick::InShadow;
 use crate::pick::ask;

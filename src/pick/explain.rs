@@ -5,10 +5,10 @@
 //! Invariant: an explanation leaves the ledger as it was, and nothing of the body outlives it but
 //! what the prompt memo keeps of any prompt.
 
+use crate::decide::ask::{Ask, Subset, SubsetEntry};
 use crate::decide::cost::Cost;
 use crate::decide::eligibility::Ineligible;
 use crate::decide::select::{Pick, Purpose, Terms, survey};
-use crate::decide::snapshot::{Ask, Subset, SubsetEntry};
 use crate::decide::{Decision, NoRoute, Policy, decide, nearest_flip};
 use crate::names::{Endpoint, ModelName, PodId};
 use crate::observe::Observation;

@@ -4,7 +4,7 @@
 //! Never here: Envoy types (see `extproc`), decisions.
 //! Invariant: header names are lower case; order and duplicates are kept.
 
-use crate::decide::snapshot::Subset;
+use crate::decide::ask::Subset;
 use crate::pick::Refusal;
 use bytes::Bytes;
 use std::sync::Arc;

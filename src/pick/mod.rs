@@ -28,9 +28,9 @@ pub use refusal::Refusal;
 pub use status::PodStatus;
 
 use crate::blocks::BlockChain;
+use crate::decide::ask::Counted;
 use crate::decide::policy::Policy;
 use crate::decide::reason::Because;
-use crate::decide::snapshot::Counted;
 use crate::decide::{Decision, nearest_flip};
 use crate::load::{Booking, Ledger};
 use crate::names::Endpoint;

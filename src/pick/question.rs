@@ -5,9 +5,10 @@
 //! Invariant: a pick and its explanation ask the same question of the same kernel.
 
 use crate::decide::Decision;
+use crate::decide::ask::Ask;
 use crate::decide::policy::{Policy, SessionAffinity};
 use crate::decide::reason::NoRoute;
-use crate::decide::snapshot::{Ask, Snapshot};
+use crate::decide::snapshot::Snapshot;
 use crate::load::{Admission, Loads};
 use crate::names::SessionId;
 use crate::pick::ask::{self, Understood};

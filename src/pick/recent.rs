@@ -4,7 +4,7 @@
 //! Never here: decisions.
 //! Invariant: what is kept and each hold are bounded in number and in bytes.
 
-use crate::decide::snapshot::{Ask, Subset};
+use crate::decide::ask::{Ask, Subset};
 use crate::decide::{Decision, NoRoute, Policy, decide};
 use crate::observe::Observation;
 use crate::pick::{InForce, Picker};

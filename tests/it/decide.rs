@@ -5,12 +5,12 @@ use crate::decide_fixture::{
     ask, bound, busy, decode, endpoint, gate, gated, holding, id, isl, pod, policy, prefill, ratio,
     rule, snapshot,
 };
+use sidestep::decide::ask::{Affinity, Subset, SubsetEntry};
 use sidestep::decide::policy::{Bypass, DecodeGate, OnNoPrefill, Policy, Scoring};
 use sidestep::decide::reason::Checked;
 use sidestep::decide::select::{Terms, survey};
 use sidestep::decide::snapshot::{
-    Affinity, Availability, Capacity, EngineReport, KvSource, LocalPrefill, Role, Serves, Subset,
-    SubsetEntry, TierBlocks,
+    Availability, Capacity, EngineReport, KvSource, LocalPrefill, Role, Serves, TierBlocks,
 };
 use sidestep::decide::{
     Because, Candidate, Cost, Decision, Ineligible, NoRoute, Purpose, Route, decide, nearest_flip,

@@ -1,13 +1,14 @@
 //! Fixtures of the kernel's tests: pods, asks, policies.
 
 use sidestep::blocks::{BlockChain, KeySpace};
+use sidestep::decide::ask::{Affinity, Ask, AskKind, Counted, Subset};
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, PrefillBusy, Rule,
     Scoring, SessionAffinity, TierCredit,
 };
 use sidestep::decide::snapshot::{
-    Affinity, Ask, AskKind, Availability, Candidate, Capacity, CapacitySource, Counted,
-    EngineReport, KvSource, LocalPrefill, PodLoad, Role, Serves, Snapshot, Subset, TierBlocks,
+    Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource, LocalPrefill,
+    PodLoad, Role, Serves, Snapshot, TierBlocks,
 };
 use sidestep::names::{Endpoint, PodId};
 use sidestep::units::{BlockSize, Blocks, Ratio, Tokens};

@@ -12,14 +12,15 @@
 use crate::decide_fixture as fix;
 use serde::Deserialize;
 use serde_yaml::{Mapping, Value};
+use sidestep::decide::ask::{Affinity, Ask, AskKind, Pin, Subset, SubsetEntry};
 use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, Policy, PrefillBusy, Rule,
     Scoring, TierCredit,
 };
 use sidestep::decide::shadow::{Decided, Opinion, opinion};
 use sidestep::decide::snapshot::{
-    Affinity, Ask, AskKind, Availability, Candidate, Capacity, CapacitySource, EngineReport,
-    KvSource, LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
+    Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource, LocalPrefill,
+    PodLoad, Role, Serves, Snapshot, TierBlocks,
 };
 use sidestep::decide::{Because, Check, Decision, NoRoute, decide};
 use sidestep::names::{Endpoint, ModelName, PodId};

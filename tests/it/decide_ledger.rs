@@ -4,8 +4,9 @@ use crate::decide_fixture::{
     ask, chain, chain_of, decode, endpoint, holding, id, isl, policy, prefill, rule,
 };
 use sidestep::blocks::BlockChain;
+use sidestep::decide::ask::{Affinity, Ask};
 use sidestep::decide::policy::{Bypass, ClientPins, Policy};
-use sidestep::decide::snapshot::{Affinity, Ask, Candidate, PodLoad};
+use sidestep::decide::snapshot::{Candidate, PodLoad};
 use sidestep::decide::{Because, Decision, NoRoute, decide};
 use sidestep::load::{Admission, Booking, Ledger};
 use sidestep::names::{PodId, SessionId};

@@ -3,11 +3,11 @@
 
 use crate::decide_fixture::{ask, endpoint, pod, policy, ratio, rule, snapshot};
 use proptest::prelude::*;
+use sidestep::decide::ask::{Affinity, Ask, Pin, Subset, SubsetEntry};
 use sidestep::decide::policy::{Bypass, ClientPins, Policy, Scoring};
 use sidestep::decide::select::{DecodeAffinity, Terms, select};
 use sidestep::decide::snapshot::{
-    Affinity, Ask, Availability, Candidate, LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot,
-    Subset, SubsetEntry, TierBlocks,
+    Availability, Candidate, LocalPrefill, PodLoad, Role, Serves, Snapshot, TierBlocks,
 };
 use sidestep::decide::{Purpose, decide};
 use sidestep::names::PodId;

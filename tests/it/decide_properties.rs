@@ -4,11 +4,12 @@ use crate::decide_fixture::{
     ask, bound, busy, endpoint, gate, id, pod, policy, ratio, rule, snapshot as of,
 };
 use proptest::prelude::*;
+use sidestep::decide::ask::{Affinity, Ask, Pin, Subset, SubsetEntry};
 use sidestep::decide::policy::{Bypass, ClientPins, DecodeGate, OnNoPrefill, Policy, TierCredit};
 use sidestep::decide::select::{Terms, select, survey};
 use sidestep::decide::snapshot::{
-    Affinity, Ask, Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource,
-    LocalPrefill, Pin, PodLoad, Role, Serves, Snapshot, Subset, SubsetEntry, TierBlocks,
+    Availability, Candidate, Capacity, CapacitySource, EngineReport, KvSource, LocalPrefill,
+    PodLoad, Role, Serves, Snapshot, TierBlocks,
 };
 use sidestep::decide::{Decision, Purpose, Route, decide};
 use sidestep::units::{BlockSize, Blocks, Tokens};

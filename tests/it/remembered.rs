@@ -1,8 +1,9 @@
 //! What is remembered of decisions is bounded whatever clients and clusters do, and what is held is let go.
 
 use crate::telemetry_support::{completion, head, pod, policy, remote_policy, rig};
+use sidestep::decide::ask::{Subset, SubsetEntry};
 use sidestep::decide::policy::Policy;
-use sidestep::decide::snapshot::{Role, Subset, SubsetEntry};
+use sidestep::decide::snapshot::Role;
 use sidestep::fleet::PodSpec;
 use sidestep::names::{Endpoint, ModelName};
 use sidestep::pick::recent::MOST_REMEMBERED;

@@ -6,9 +6,10 @@ use crate::decide_fixture::{
 use crate::decide_properties::{asks, candidates, policies};
 use proptest::prelude::*;
 use sidestep::app::App;
+use sidestep::decide::ask::{Affinity, Ask};
 use sidestep::decide::policy::{Bypass, OnNoPrefill, Policy, SessionAffinity, SessionKey};
 use sidestep::decide::shadow::{Decided, Opinion, opinion};
-use sidestep::decide::snapshot::{Affinity, Ask, Snapshot};
+use sidestep::decide::snapshot::Snapshot;
 use sidestep::decide::{Because, Decision, NoRoute, decide};
 use sidestep::pick::{Head, InShadow};
 use std::path::Path;

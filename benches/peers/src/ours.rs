@@ -9,10 +9,8 @@ use sidestep::decide::policy::{
     Bypass, ClientPins, DecodeGate, IslBound, Match, OnNoPrefill, PrefillBusy, Scoring,
     SessionAffinity, TierCredit,
 };
-use sidestep::decide::snapshot::{
-    Affinity, AskKind, Availability, Capacity, CapacitySource, Counted, EngineReport, KvSource,
-    LocalPrefill, PodLoad, Role, Serves, Serving, Subset, TierBlocks,
-};
+use sidestep::decide::ask::{Affinity, AskKind, Counted, Subset};
+use sidestep::decide::snapshot::{Availability, Capacity, CapacitySource, EngineReport, KvSource, LocalPrefill, PodLoad, Role, Serves, Serving, TierBlocks};
 use sidestep::decide::{Ask, Candidate, Decision, Policy, Rule, Snapshot, decide};
 use sidestep::load::{Admission, Booking, Ledger};
 use sidestep::names::{Endpoint, PodId};
