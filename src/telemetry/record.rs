@@ -13,6 +13,7 @@ use crate::telemetry::explanation::{CheckLine, CostLine, flip_sentence, operator
 use crate::telemetry::shadow::ShadowFacts;
 use parking_lot::Mutex;
 use serde::Serialize;
+use std::fmt::Write;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -113,18 +114,37 @@ pub struct Usage {
 /// One comparison as an operator reads it, e.g. `net_new 412 < 2048: yes`.
 #[must_use]
 pub fn check_line(check: &Check) -> String {
-    let operator = operator(check.what);
-    let number = |value: f64| match check.what {
-        Checked::NetNewTokens | Checked::PromptTokens => format!("{value:.0}"),
-        _ => format!("{value:.3}"),
+    let places = match check.what {
+        Checked::NetNewTokens | Checked::PromptTokens => 0,
+        Checked::NetNewShare | Checked::PrefillBusy | Checked::DecodeBusy => 3,
     };
-    format!(
-        "{} {} {operator} {}: {}",
-        check.what,
-        number(check.value),
-        number(check.threshold),
-        if check.allows_bypass { "yes" } else { "no" }
-    )
+    let mut line = String::with_capacity(64);
+    line.push_str(check.what.as_str());
+    line.push(' ');
+    rounded(&mut line, check.value, places);
+    line.push(' ');
+    line.push_str(operator(check.what));
+    line.push(' ');
+    rounded(&mut line, check.threshold, places);
+    line.push_str(if check.allows_bypass { ": yes" } else { ": no" });
+    line
+}
+
+/// Adds `value` with so many decimals, up to 3. Every traced request has several such numbers, and the
+/// exact digits that the standard library works out take most of the time of writing them.
+fn rounded(line: &mut String, value: f64, places: usize) {
+    const SCALES: [u64; 4] = [1, 10, 100, 1000];
+    let scale = SCALES[places.min(3)];
+    // Writing to a String cannot fail.
+    if (0.0..1e12).contains(&value) {
+        let scaled = (value * scale as f64).round() as u64;
+        let _ = write!(line, "{}", scaled / scale);
+        if 1 < scale {
+            let _ = write!(line, ".{:0places$}", scaled % scale);
+        }
+    } else {
+        let _ = write!(line, "{value:.places$}");
+    }
 }
 
 /// One selection, readable.
@@ -423,5 +443,37 @@ impl Record {
     #[must_use]
     pub fn time_ms(&self) -> u64 {
         self.time_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_rounded_as_the_standard_library_would() {
+        let values = [
+            0.0,
+            0.0004,
+            0.0006,
+            0.9996,
+            0.25,
+            0.7,
+            1.0,
+            41.0 / 100.0,
+            411.0,
+            2048.0,
+            999_999.500_1,
+            3e11,
+            1e12,
+            1e300,
+        ];
+        for value in values {
+            for (places, exact) in [(0, format!("{value:.0}")), (3, format!("{value:.3}"))] {
+                let mut line = String::new();
+                rounded(&mut line, value, places);
+                assert_eq!(line, exact);
+            }
+        }
     }
 }

@@ -71,7 +71,7 @@ fn outcome(span: &mut SpanBytes, decision: &Decision, facts: &Facts) {
     span.int(fields::RULE, decision.rule as u64);
     span.display(fields::SERVER_ADDRESS, destination.ip());
     span.int(fields::SERVER_PORT, u64::from(destination.port()));
-    span.display(fields::DECODE_ENDPOINT, destination);
+    span.display(fields::DECODE_ENDPOINT, decode.candidate.endpoint);
     span.text(fields::DECODE_POD, &facts.decode_pod);
     span.text(
         fields::DECODE_KV_SOURCE,
