@@ -9,13 +9,3 @@ async fn the_page_stays_responsive_at_500_decisions_a_second_and_1000_pods() {
     fleet.traffic(500);
     scenario("load", &[("PAGE", fleet.url()), ("LEAST_RATE", "480")]).await;
 }
-
-/// For work on the page by hand: prints its address and serves until it is ended.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "serves until it is ended"]
-async fn serves_the_page_under_load() {
-    let fleet = Fleet::start(Pods::Thousand, "").await;
-    fleet.traffic(500);
-    println!("page {}/", fleet.url());
-    std::future::pending::<()>().await;
-}
